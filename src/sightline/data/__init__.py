@@ -1,4 +1,4 @@
-"""Data sets, ways to deal them to clients, and the federation that results."""
+"""Data sets, partitions into clients, and the resulting federation."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
 from sightline.data.load import DatasetStatus, available_datasets, load_federation

@@ -1,4 +1,4 @@
-"""Fixed features in place of pixels: scattering, colours, mirror images, normalisation, whitening, and their cache."""
+"""Fixed image features instead of pixels: scattering, colours, mirror images, normalisation, whitening, caching."""
 
 import hashlib
 import os
@@ -17,19 +17,21 @@ from sightline.data.federation import Kind
 from sightline.data.source import Partition, Scale, Table
 from sightline.errors import invalid
 
+# Whitening uses made-up "dead leaves" pictures (discs of random size). Statistics of the clients' own images would give
+# about one point more accuracy, but they would be a release to noise, account and record.
 SEED = 2001
 LEAVES = 150
-"""Discs a picture: at 28 and 32 pixels they leave about a tenth of the black ground, of larger pictures more."""
+"""Discs per picture: at 28 and 32 pixels they leave about a tenth of the background visible, in larger ones more."""
 SMALLEST = 2.0
-"""Radius of the smallest disc, in half pixels; larger ones get rarer with the cube of the radius."""
+"""Radius of the smallest disc, in half pixels; frequency falls with the cube of the radius."""
 TINT = 0.15
-"""How far the channels of a disc stray from its brightness."""
+"""How far the channels of a disc deviate from its brightness."""
 FINE = 2
-"""Pictures are drawn so many times finer and then averaged, which makes their edges soft."""
+"""Pictures are drawn this many times finer and then averaged, for soft edges."""
 
 
 def draw_pictures(count: int, channels: int, height: int, width: int) -> NDArray[np.uint8]:
-    """(count, channels, height, width), the same in every process.
+    """Return (count, channels, height, width) made-up pictures, the same in every process.
 
     >>> draw_pictures(2, 3, 8, 8).shape
     (2, 3, 8, 8)
@@ -52,18 +54,18 @@ def draw_pictures(count: int, channels: int, height: int, width: int) -> NDArray
 
 SCALES, ANGLES = 2, 8
 STEP = 1 << SCALES
-"""One feature stands for so many pixels in each direction."""
+"""Pixels per feature in each direction."""
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 """S_0; two scales of 8 angles; 8 angles of the finer scale, each followed by 8 of the coarser."""
 WIDTH, PEAK, SLANT = 0.8, 0.75 * np.pi, 4 / ANGLES
-"""Of the finest Morlet wavelet: standard deviation in pixels, frequency, and how much narrower it is along the wave."""
+"""The finest Morlet wavelet: standard deviation in pixels, frequency, and narrowing along the wave."""
 
 Complex = NDArray[np.complex128]
 Real = NDArray[np.float64]
 
 
 def wrap_around(shape: tuple[int, int], turn: float, *, width: float, frequency: float, slant: float) -> Complex:
-    """A Gaussian envelope times a plane wave along the angle `turn`, summed over periods of the grid `shape`."""
+    """Return a Gaussian envelope times a plane wave along the angle `turn`, summed over periods of the grid `shape`."""
     rows, columns = (np.arange(-2 * size, 3 * size, dtype=np.float64) for size in shape)
     along = np.cos(turn) * rows[:, None] + np.sin(turn) * columns[None, :]
     across = np.cos(turn) * columns[None, :] - np.sin(turn) * rows[:, None]
@@ -73,7 +75,7 @@ def wrap_around(shape: tuple[int, int], turn: float, *, width: float, frequency:
 
 
 def morlet_wavelet(shape: tuple[int, int], scale: int, angle: int) -> Complex:
-    """psi: a wave under a Gaussian, less as much of the Gaussian as makes its sum zero."""
+    """Return psi: a wave under a Gaussian, minus a multiple of the Gaussian so that its sum is zero."""
     turn, width = (ANGLES / 2 - 1 - angle) * np.pi / ANGLES, WIDTH * 2**scale
     wave = wrap_around(shape, turn, width=width, frequency=PEAK / 2**scale, slant=SLANT)
     bump = wrap_around(shape, turn, width=width, frequency=0.0, slant=SLANT)
@@ -81,7 +83,7 @@ def morlet_wavelet(shape: tuple[int, int], scale: int, angle: int) -> Complex:
 
 
 def smoothing_matrix(length: int, scale: int) -> Real:
-    """Rows of phi, one for each kept feature: a Gaussian over a line that was kept at every 2^scale-th pixel.
+    """Return rows of phi, one per kept feature: a Gaussian over a line sampled at every 2^scale-th pixel.
 
     The line is padded by one `STEP` at both ends, for which no feature is kept.
 
@@ -98,7 +100,7 @@ def smoothing_matrix(length: int, scale: int) -> Real:
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Everything that images of one size need."""
+    """All filters for images of one size."""
 
     fine: NDArray[np.complex64]
     """Spectra of the wavelets of scale 1: (angles, height, width)."""
@@ -107,14 +109,14 @@ class Filters:
     """By scale: the matrices of rows and of columns."""
 
     def smooth_images(self, images: NDArray[np.float32], scale: int) -> NDArray[np.float32]:
-        """images * phi, at every 2^J-th pixel of the image."""
+        """Return images * phi, at every 2^J-th pixel of the image."""
         rows, columns = self.smooth[scale]
         return np.asarray(rows @ images @ columns.T, dtype=np.float32)
 
 
 @cache
 def filters_of(height: int, width: int) -> Filters:
-    """The filters of padded images of this size."""
+    """Return the filters of padded images of this size."""
     spectra = [
         np.stack([np.fft.fft2(morlet_wavelet((height, width), scale, angle)) for angle in range(ANGLES)])
         for scale in range(SCALES)
@@ -128,13 +130,14 @@ def filters_of(height: int, width: int) -> Filters:
 
 
 def scatter_images(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n, height, width) -> (n, 81, height / 4, width / 4); sides are multiples of 4, edges are mirrored.
+    """Return (n, 81, height / 4, width / 4) for (n, height, width); sides are multiples of 4, edges are mirrored.
 
-    Guarantees: row i is a function of image i alone, the same in every batch up to rounding; moving an image by 4
-    pixels moves its features by 1 away from the edges; wavelets and low pass together are a contraction
-    (their squared spectra add up to at most 1).
+    Guarantees: row i is a function of image i alone, the same in every batch up to rounding. Moving an image by 4
+    pixels moves its features by 1 away from the edges. Wavelets and low pass together are a contraction (their squared
+    spectra add up to at most 1).
     """
-    import scipy.fft  # slow to load; most data need none of it
+    # Slow to import, and most data do not need it.
+    import scipy.fft
 
     padded = np.pad(images, ((0, 0), (STEP, STEP), (STEP, STEP)), mode="reflect").astype(np.float32, copy=False)
     filters = filters_of(padded.shape[1], padded.shape[2])
@@ -153,7 +156,7 @@ def scatter_images(images: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _coarse_moduli(spectrum: NDArray[np.complex64], filters: Filters) -> NDArray[np.float32]:
-    """|x * psi| of the coarser scale at every second pixel: who folds a spectrum thins out the signal."""
+    """Return |x * psi| of the coarser scale at every second pixel; folding the spectrum subsamples the signal."""
     import scipy.fft
 
     product = spectrum * filters.coarse
@@ -164,36 +167,37 @@ def _coarse_moduli(spectrum: NDArray[np.complex64], filters: Filters) -> NDArray
 
 
 BATCH = 128
-"""Images worked on at a time."""
+"""Images processed at a time."""
 VERSION = b"sightline scattering 1"
-"""Of these numbers and their storage; a change of either is a new name, and old caches are not read."""
+"""Version of these numbers and their storage; changing either changes the file names, so old caches are not read."""
 RECIPE = b"features 1"
-"""Of all that ends in features, whitening and made-up pictures too: results with another one are another's."""
+"""Version of everything that determines features, whitening and made-up pictures included."""
 TINY = 1e-5
-"""What is added to a variance, as everybody does who divides by its root."""
+"""Added to a variance before dividing by its root."""
 OPPONENT = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
-"""Brightness, blue less brightness, red less brightness: the colours of JPEG (ITU-R BT.601)."""
+"""Brightness, blue minus brightness, red minus brightness: the colours of JPEG (ITU-R BT.601)."""
 PICTURES = 500
-"""So many made-up pictures to whiten by."""
+"""Number of made-up pictures for whitening."""
 RIDGE = 0.3
-"""Added to every variance before its root divides: directions that pictures hardly have are not blown up."""
+"""Added to every variance before dividing by its root: directions that pictures hardly have are not amplified."""
 
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """Group normalisation inside an example (mean 0 and variance 1 of each group of channels), then a fixed mixing.
+    """Group normalisation inside an example (mean 0, variance 1 per group of channels), then a fixed mixing.
 
-    Guarantees: an example's statistics are its own; no other example enters, so it is free of charge.
+    Guarantees: an example's statistics are its own. No other example enters, so it costs no privacy.
     """
 
     groups: int | None
     mixing: NDArray[np.float32] | None = None
-    """(channels, channels), at every place."""
+    """(channels, channels), at every position."""
 
     def apply(self, raw: NDArray[np.float16], out: NDArray[np.float32]) -> None:
-        """Write the features of each example, normalised, into `out`."""
+        """Write the normalised features of each example into `out`."""
         out[...] = raw
         if self.groups is not None:
+            # Statistics over axis 2 only: a mean over examples would let one example change the inputs of all others.
             grouped = out.reshape(len(out), self.groups, -1)
             grouped -= grouped.mean(axis=2, keepdims=True)
             grouped /= np.sqrt(np.square(grouped).mean(axis=2, keepdims=True) + TINY)
@@ -203,7 +207,7 @@ class Normalisation:
 
 @cache
 def whitening_matrix(wanted: Features, channels: int, height: int, width: int) -> NDArray[np.float32]:
-    """(second moments of the normalised features of made-up pictures + RIDGE)^(-1/2): symmetric, so it is unique."""
+    """Return (second moments of normalised features of made-up pictures + RIDGE)^(-1/2), symmetric, hence unique."""
     pictures = draw_pictures(PICTURES, channels, height, width)
     raw = cached_features(pictures, 255.0, wanted, "scattering of made-up pictures")
     features = np.empty(raw.shape, np.float32)
@@ -214,7 +218,7 @@ def whitening_matrix(wanted: Features, channels: int, height: int, width: int) -
 
 
 def transform_table(table: Table, settings: Data) -> Table:
-    """The table with features for pixels where the settings ask for them, from the cache where they are there."""
+    """Return the table with features instead of pixels if the settings ask for them, cached if possible."""
     wanted = settings.features
     if not isinstance(wanted, Features):
         return table
@@ -228,7 +232,7 @@ def transform_table(table: Table, settings: Data) -> Table:
 
 
 def describe_features(wanted: Features, source: str) -> str:
-    """What stands in the place of the pixels, for the report.
+    """Return what replaces the pixels, as text for the report.
 
     >>> describe_features(Features(mirror=True), "mnist")
     'mnist: 81 scattering features a channel and 4 x 4 pixels, of each example alone, with its mirror image'
@@ -266,11 +270,11 @@ def _check_images(table: Table, settings: Data, wanted: Features) -> None:
 
 
 def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
-    """The features of (n, channels, height, width) images, computed once for a data set and then read from disk.
+    """Return the features of (n, channels, height, width) images, computed once per data set and cached on disk.
 
-    Guarantees: a file is named by a digest of the pixels, of what is wanted of them and of `VERSION`; it is complete or
-    not there; only its owner can read it, because features of private images are private. Without a place to write,
-    they stay in memory.
+    Guarantees: a file is named by a digest of the pixels, the wanted features and `VERSION`. It is complete or absent.
+    Only its owner can read it, because features of private images are private. If the disk cannot be written, the
+    features stay in memory.
     """
     digest = hashlib.blake2b(VERSION + repr((pixels.shape, pixels.dtype.str, highest)).encode(), digest_size=20)
     digest.update(b" opponent" * wanted.opponent + b" mirror" * wanted.mirror)
@@ -284,7 +288,7 @@ def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Feature
 
 
 def _read_features(path: Path) -> NDArray[np.float16] | None:
-    """What is kept there; None where nothing is, or what was harmed: it is computed anew and written over."""
+    """Load cached features; return None if the file is missing or corrupt (the caller recomputes and overwrites it)."""
     try:
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except (OSError, ValueError, EOFError):
@@ -292,16 +296,19 @@ def _read_features(path: Path) -> NDArray[np.float16] | None:
 
 
 def cache_folder() -> Path:
-    """Where features are kept: `sightline/` in the user's folder of caches; of a user without a home, nowhere."""
+    """Return the cache folder: `sightline/` in the user's cache; an unusable path for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
-    except RuntimeError:  # no HOME, and a uid without a name
-        return Path(os.devnull, "sightline")  # no file can be made there
+    # No HOME, and a uid without a name.
+    except RuntimeError:
+        # No file can be created there, so callers fall back to memory.
+        return Path(os.devnull, "sightline")
 
 
 def feature_shape(pixels: NDArray[np.generic], wanted: Features) -> tuple[int, int, int, int]:
-    """Of the features of (n, channels, height, width) images; with its mirror image a picture has its left half."""
+    """Return the shape of the features of (n, channels, height, width) images; `mirror` keeps the left half."""
     examples, channels, height, width = pixels.shape
+    # Averaged with those of the mirror image, the right half holds the numbers of the left, with angles swapped.
     columns = width // STEP
     return examples, channels * CHANNELS, height // STEP, (columns + 1) // 2 if wanted.mirror else columns
 
@@ -312,22 +319,25 @@ def _write_features(
     features = _show_progress(pixels, highest, wanted, words)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:  # its owner's only
+        # NamedTemporaryFile creates files that only the owner can read.
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
+                # Write, sync, then rename: other processes see the whole file or none.
                 np.save(file, features, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
-    except OSError:  # a full or read-only disk: the features are here all the same
+    # A full or read-only disk; the features are still returned.
+    except OSError:
         return features
     return features
 
 
 def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
-    """The features, with a bar where somebody looks."""
+    """Return the features, with a progress bar on a terminal."""
     if not on_terminal():
         return compute_features(pixels, highest, wanted)
     bar = Terminal(words, len(pixels))
@@ -341,7 +351,7 @@ def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features
 def compute_features(
     pixels: NDArray[np.generic], highest: float, wanted: Features, advance: Callable[[int], None] = lambda done: None
 ) -> NDArray[np.float16]:
-    """Scattering of every channel of (pixel / highest), stored in half precision: 11 bits a feature."""
+    """Return the scattering of every channel of (pixel / highest), in half precision: 11 bits per feature."""
     out = np.empty(feature_shape(pixels, wanted), dtype=np.float16)
     for start in range(0, len(pixels), BATCH):
         some = pixels[start : start + BATCH].astype(np.float32) / np.float32(highest)

@@ -1,4 +1,4 @@
-"""What every data source ends up as: clients with a train and a test shard each, and one common test set."""
+"""The result of loading data: clients with a train and a test shard each, and one common test set."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from sightline.errors import InvalidInput
 
 
 class Kind(StrEnum):
-    """What one example is; models choose their first layer by it."""
+    """Type of one example; models choose their first layer by it."""
 
     VECTOR = "vector"
     IMAGE = "image"
@@ -20,11 +20,11 @@ class Kind(StrEnum):
 
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
-"""What is to be predicted, one row an example: whole numbers where it is labels or tokens."""
+"""Prediction targets, one row per example: whole numbers for labels and tokens."""
 
 
 def check_one_label(y: Targets) -> NDArray[np.int64]:
-    """The targets, when each is one label; what is proved or dealt by labels is for nothing else."""
+    """Return the targets; raise unless each is one label, as proofs and partitions by label require."""
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise InvalidInput(f"targets={y.dtype} {y.shape}: these are no labels; use task = classification")
     return y.astype(np.int64, copy=False)
@@ -32,8 +32,11 @@ def check_one_label(y: Targets) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Examples of one owner. x: float32 (n, ...) for vectors, (channels, height, width) images and (steps, features)
-    sequences, int64 (n, tokens) for text; y: what is to be predicted, int64 (n,) labels unless the task is another."""
+    """Examples of one owner.
+
+    x is float32 (n, ...) for vectors, (channels, height, width) images and (steps, features) sequences, int64 (n,
+    tokens) for text. y holds the targets, int64 (n,) labels unless the task is another.
+    """
 
     x: NDArray[np.float32] | NDArray[np.int64]
     y: Targets
@@ -46,13 +49,13 @@ class Shard:
         return len(self.y)
 
     def take(self, index: NDArray[np.integer] | slice) -> "Shard":
-        """The examples at `index`, in that order."""
+        """Return the examples at `index`, in that order."""
         return Shard(self.x[index], self.y[index])
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One participant's private data, and the cluster it was made from when the partition made clusters."""
+    """One participant's private data, and its cluster if the partition has clusters."""
 
     train: Shard
     test: Shard
@@ -69,11 +72,11 @@ class Federation:
     classes: int
     kind: Kind
     vocabulary: int = 0
-    """Number of tokens when the examples are text, else 0."""
+    """Number of tokens if the examples are text, else 0."""
     notes: tuple[str, ...] = field(default=())
-    """What a reader of the report must know: sub-sampling, reuse, what a label means."""
+    """What a reader of the report must know: sub-sampling, reuse, the meaning of a label."""
     elsewhere: bool = False
-    """Whether the examples are at sites of their own, and the shards here say only how many there are."""
+    """Whether the examples are at sites of their own; the shards here then only give their number."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -91,10 +94,11 @@ class Federation:
         return np.array([len(client.train) for client in self.clients], dtype=np.int64)
 
     def digest(self) -> str:
-        """A fingerprint of the training data and of how it is dealt; it lets whoever can guess the data check it.
+        """Return a fingerprint of the training data and its partition. Anyone who can guess the data can verify it.
 
-        Of data that are elsewhere it knows the sizes and shapes, as the federation does.
+        For data that are elsewhere it covers sizes and shapes only, as the federation does.
         """
+        # A hash without a key confirms a guess of the data: treat it as private.
         words = hashlib.blake2b(digest_size=32)
         for client in self.clients:
             for array in (client.train.x, client.train.y):

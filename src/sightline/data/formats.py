@@ -1,4 +1,4 @@
-"""File formats, read strictly: nothing is believed before it is checked, nothing is unpacked beyond its stated size."""
+"""Strict readers of file formats: headers are checked first, and nothing is unpacked beyond its stated size."""
 
 import csv
 import gzip
@@ -23,17 +23,20 @@ from numpy.typing import NDArray
 from sightline.errors import invalid
 
 
+# Data files come from strangers. A small archive that unpacks to terabytes, a pickle or a header that lies must end in
+# one error line, not in exhausted memory or foreign code.
 def raise_broken(path: Path, law: str) -> NoReturn:
     """Raise the error for a damaged or foreign file."""
     invalid("file", f"{path.parent.name}/{path.name}", law, "replace it; `sightline datasets` says which file it is")
 
 
+# Read in steps: a header that promises too much cannot make us allocate memory that the file does not fill.
 STEP = 2**24
 
 
 @contextmanager
 def gzip_stream(path: Path) -> Iterator[gzip.GzipFile]:
-    """The unpacked bytes of a gzip file, as a stream."""
+    """Yield the unpacked bytes of a gzip file as a stream."""
     try:
         with gzip.open(path, "rb") as stream:
             yield stream
@@ -44,7 +47,7 @@ def gzip_stream(path: Path) -> Iterator[gzip.GzipFile]:
 
 
 def read_up_to(stream: gzip.GzipFile, size: int) -> bytes:
-    """The next `size` bytes, or all that are left; memory grows with what is really there, not with `size`."""
+    """Return the next `size` bytes, or all that are left; memory grows with the actual content, not with `size`."""
     pieces: list[bytes] = []
     while size > 0 and (piece := stream.read(min(size, STEP))):
         pieces.append(piece)
@@ -53,7 +56,7 @@ def read_up_to(stream: gzip.GzipFile, size: int) -> bytes:
 
 
 def read_gzip(path: Path, *, most: int) -> bytes:
-    """All unpacked bytes, refused as soon as they are more than `most`."""
+    """Return all unpacked bytes; raise as soon as there are more than `most`."""
     with gzip_stream(path) as stream:
         content = read_up_to(stream, most + 1)
     if len(content) > most:
@@ -65,7 +68,7 @@ MOST_CSV_BYTES = 2**30
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """The named columns of every row, as text.
+    """Return the named columns of every row, as text.
 
     Guarantees: unpacks at most 1 GiB; every row has as many fields as the header.
     """
@@ -98,15 +101,16 @@ MOST_ITEMS = 1_000_000
 
 
 def read_idx(path: Path, *, item: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The items of a gzipped IDX file of unsigned bytes, each of shape `item`.
+    """Return the items of a gzipped IDX file of unsigned bytes, each of shape `item`.
 
-    Guarantees: never unpacks more than the header states, and believes the header only when the item shape is `item`
-    and there are 1 .. 1,000,000 items; a file that is shorter or longer than its header is refused.
+    Guarantees: never unpacks more than the header states, and trusts the header only if the item shape is `item` and
+    there are 1 .. 1,000,000 items. A file that is shorter or longer than its header says is refused.
     """
     with gzip_stream(path) as stream:
         items = _read_count(path, stream.read(4 + 4 * (1 + len(item))), item)
         size = items * math.prod(item)
         content = read_up_to(stream, size)
+        # One byte beyond the stated size shows a file that does not match its header.
         surplus = stream.read(1)
     if len(content) < size:
         raise_broken(path, f"the header promises {size:,} bytes, the file holds {len(content):,}")
@@ -133,23 +137,23 @@ def _read_count(path: Path, header: bytes, item: tuple[int, ...]) -> int:
 
 MOST_ARRAY_BYTES = 2**30
 MOST_OWN_BYTES = 2**34
-"""Of what somebody else made, and of what the user made."""
+"""Size limits for files from others, and for the user's own."""
 UNREADABLE = (
     OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError,
     OverflowError, struct.error, MemoryError,
 )  # fmt: skip
-"""What zipfile raises for archives that are damaged, or were made to be."""
+"""What zipfile raises for archives that are damaged, accidentally or on purpose."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """What a member must be: its dtype, and its shape with None where any size will do."""
+    """Expected dtype and shape of an array; None stands for any size."""
 
     dtype: str
     shape: tuple[int | None, ...]
 
     def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Whether an array is of this kind."""
+        """Return whether an array matches."""
         sizes = len(shape) == len(self.shape) and all(w in (None, s) for w, s in zip(self.shape, shape, strict=True))
         return dtype == np.dtype(self.dtype) and sizes
 
@@ -158,9 +162,9 @@ class Field:
 
 
 def read_npz(path: Path, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
-    """The named arrays of an .npz file.
+    """Return the named arrays of an .npz file.
 
-    Guarantees: no pickle is ever opened; a member is unpacked only when its header says the expected dtype and shape,
+    Guarantees: no pickle is ever opened. A member is unpacked only if its header states the expected dtype and shape,
     and at most to the size that follows from them (never above 1 GiB).
     """
     with _open_archive(path) as archive:
@@ -168,7 +172,7 @@ def read_npz(path: Path, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The named arrays of an .npz file of the user's own; guarantees as `read_npz`, with 16 GiB."""
+    """Return the named arrays of a user's own .npz file; guarantees as `read_npz`, with 16 GiB."""
     with _open_archive(path) as archive:
         return {name: _read_member(path, archive, name, None) for name in names}
 
@@ -199,7 +203,8 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, field: Field |
     if len(content) != size or surplus:
         raise_broken(path, f'array "{name}" is not of the {size:,} bytes that its header states')
     found = np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if columns_first else "C")
-    return found.copy()  # bytes cannot be written to, and torch warns of arrays that cannot
+    # frombuffer is read-only, and torch warns about read-only arrays.
+    return found.copy()
 
 
 def _read_header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -207,13 +212,14 @@ def _read_header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, .
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, columns_first, dtype = read(stream)
+    # numpy parses headers as Python literals, so damaged ones raise many kinds of errors.
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
         raise_broken(path, f'array "{name}" has no valid .npy header')
     return shape, columns_first, dtype
 
 
 def read_webp_grid(path: Path, *, side: int, per_row: int) -> NDArray[np.uint8]:
-    """The per_row^2 RGB images of side x side pixels of a square grid, as (n, 3, side, side).
+    """Return the per_row^2 RGB images of side x side pixels in a square grid, as (n, 3, side, side).
 
     Guarantees: the size is checked before the picture is decoded.
     """
@@ -228,6 +234,7 @@ def _decode_image(path: Path, edge: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # Only the expected format: Pillow would otherwise try every decoder it has on a foreign file.
             with Image.open(path, formats=("WEBP",)) as picture:
                 if picture.size != (edge, edge) or picture.mode != "RGB" or getattr(picture, "n_frames", 1) != 1:
                     width, height = picture.size

@@ -1,4 +1,4 @@
-"""Where data sets lie on disk, which of them are there, and an experiment's federation read from them."""
+"""Find data sets on disk, list which are available, and load an experiment's federation from them."""
 
 import os
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ VARIABLE = "SIGHTLINE_DATA"
 
 
 def data_root(root: Path | None = None) -> Path:
-    """The folder of the data sets: as given, else what SIGHTLINE_DATA names, else `data/` in the working folder."""
+    """Return the data folder: `root` if given, else SIGHTLINE_DATA, else `data/` in the working folder."""
     return Path(root) if root is not None else Path(os.environ.get(VARIABLE) or "data")
 
 
 def folder_of(source: Source, root: Path) -> Path:
-    """The source's folder, with all its files there."""
+    """Return the source's folder; raise if files are missing."""
     folder = root / source.name
     missing = source.missing(folder)
     if missing:
@@ -51,14 +51,14 @@ class DatasetStatus:
     partitions: tuple[str, ...]
     options: tuple[str, ...]
     looked_in: str
-    """The folder that was searched; empty when the data set needs no file."""
+    """The folder that was searched; empty if the data set needs no file."""
     missing: tuple[str, ...]
     how_to_get: str
     licence: str
 
 
 def available_datasets(root: Path | None = None) -> list[DatasetStatus]:
-    """The state of every registered source under `root` (default: SIGHTLINE_DATA, else `data/`); reads no file."""
+    """Return the state of every registered source under `root` (default as in `data_root`); reads no file."""
     folder = data_root(root)
     return [_source_status(source, folder) for source in SOURCES.values()]
 
@@ -95,10 +95,10 @@ def load_federation(
 ) -> Federation:
     """Read the source that `settings` name and deal it to clients, with the targets that `task` predicts.
 
-    `root` is the folder of the data sets; without it the folder that SIGHTLINE_DATA names, else `data/` in the
-    working folder. A source `package.module:function` is the user's own function (docs/data.md).
+    `root` is the data folder; by default the folder that SIGHTLINE_DATA names, else `data/` in the working folder. A
+    source `package.module:function` is the user's own function (docs/data.md).
 
-    Guarantees: equal settings and streams give equal shards; no client is without a training example; every shard has
+    Guarantees: equal settings and streams give equal shards. Every client has a training example. Every shard has
     finite inputs and finite targets, labels being 0 .. classes - 1.
     """
     if settings.source == PYTHON:
@@ -116,6 +116,7 @@ def load_federation(
 
 
 def _build_federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:
+    # Sub-sampling, partition and splits draw from separate streams: changing one does not change the others.
     rng = streams.rng(Purpose.SUBSAMPLE, round=TRAIN)
     _enough_examples(settings, len(table) if settings.train_samples is None else settings.train_samples)
     partition = Partition(settings.partition)
@@ -159,7 +160,7 @@ def _owner_of(table: Table) -> NDArray[np.int64]:
 
 
 def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, streams: Streams) -> Shard:
-    """The source's own test split, seen as the clusters see it; else the union of the clients' test shards."""
+    """Return the source's own test split, transformed per cluster, else the union of the clients' test shards."""
     rng = streams.rng(Purpose.SUBSAMPLE, round=TEST)
     if table.test is None:
         if not len(union):
@@ -171,6 +172,7 @@ def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, strea
     if len(clusters) == 1:
         return test.shard(np.arange(len(test)))
     rng = streams.rng(Purpose.PARTITION, round=TEST)
+    # A global model is tested on what its clients see: each cluster's share is proportional to its number of clients.
     shares = ways.share_by_cluster(len(test), clusters=clusters, rng=rng)
     return lay_out(test, shares, range(len(clusters)), shift=shift)[1]
 
@@ -211,6 +213,7 @@ def _enough_examples(settings: Data, examples: int) -> None:
 
 
 def _partition_notes(table: Table, parts: list[Index], settings: Data, shift: Shift) -> list[str]:
+    # Facts that are treated as public, or that limit what epsilon protects, must appear in the report.
     notes = []
     dealt = sum(len(part) for part in parts)
     if shift is Shift.ROTATION:

@@ -1,4 +1,4 @@
-"""The user's own data: examples handed over by a program, or a function that yields one client after the other."""
+"""The user's own data: examples passed by a program, or a function that yields one client after the other."""
 
 import contextlib
 import importlib
@@ -30,7 +30,7 @@ from sightline.errors import SightlineError, invalid
 from sightline.randomness import Purpose, Streams
 
 PYTHON = "python"
-"""The name in `data.source` of examples that no file can give back."""
+"""The `data.source` of examples that no file can restore."""
 SPLITS = {"train", "test"}
 
 
@@ -40,30 +40,32 @@ class GivenClient:
 
     train: Pair
     test: Pair | None = None
-    """None where it brings none: not an empty set."""
+    """None if the client brings no test set, which differs from an empty one."""
     cluster: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GivenData:
-    """The examples of every client, and a common test set where one was given."""
+    """The examples of every client, and a common test set if given."""
 
     clients: tuple[GivenClient, ...]
     test: Pair | None = None
     """The common test set."""
     classes: int | None = None
-    """How many classes the schema of the data declares."""
+    """Number of classes that the schema of the data declares."""
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def deal(self, settings: Data, streams: Streams, task: str = "classification") -> Federation:
-        """The federation of these clients, with the targets that `task` predicts.
+        """Return the federation of these clients, with the targets that `task` predicts.
 
-        Guarantees: those of `load_federation`. Where nobody brings a test example, each client keeps `test_fraction` of
-        its own; else nobody's examples are split. The arrays are the federation's own: changing what was handed over
-        changes nothing.
+        Guarantees: those of `load_federation`. If there is no test example at all, each client keeps `test_fraction` of
+        its own; otherwise no examples are split. The arrays are copies: later changes of the caller's arrays have no
+        effect.
         """
+        # If anyone brings a test set, no client's training examples are split: test sets of two kinds would not be
+        # comparable.
         split = self.test is None and all(client.test is None for client in self.clients)
         clients = tuple(
             _check_given(number, client, settings, streams if split else None, task)
@@ -76,7 +78,7 @@ class GivenData:
 
 
 def _check_given(number: int, given: GivenClient, settings: Data, streams: Streams | None, task: str) -> Client:
-    """One client's shards, in arrays of their own; with streams, its test shard is drawn from its examples."""
+    """Return one client with copied shards; if `streams` is given, split its test shard from its examples."""
     test = given.test or (np.empty(0), np.empty(0))
     client = checked_client(f"client {number}", (*given.train, *test), settings, task)
     if streams is None:
@@ -87,12 +89,12 @@ def _check_given(number: int, given: GivenClient, settings: Data, streams: Strea
 
 
 def own_copy(shard: Shard) -> Shard:
-    """The shard in arrays of its own."""
+    """Return the shard with copied arrays."""
     return Shard(shard.x.copy(), shard.y.copy())
 
 
 def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
-    """The clients of whatever was handed over; `options` are those of the experiment's `[data]`.
+    """Return the clients of data passed by a program; `options` are those of the experiment's `[data]`.
 
     >>> x, y = np.ones((4, 2)), [0, 1, 0, 1]
     >>> len(read_given([(x, y), (x, y), (x, y)], None, {}))
@@ -118,7 +120,7 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
 
 
 def _part_tests(data: Any, test: Any) -> tuple[Any, Any]:
-    """Training examples and test examples, where they come as one."""
+    """Return training and test examples, separated if they come as one object."""
     if isinstance(data, str | Path) and all((Path(data) / word).is_dir() for word in SPLITS):
         data = {word: Path(data) / word for word in ("train", "test")}
     if not isinstance(data, Mapping) or "train" not in data:
@@ -134,7 +136,7 @@ def _part_tests(data: Any, test: Any) -> tuple[Any, Any]:
 def _with_tests(
     clients: Mapping[Any, GivenClient], tests: Mapping[Any, Any], tables: TableReader
 ) -> Iterator[GivenClient]:
-    """Each client with the test examples that are named like it."""
+    """Yield each client with the test examples under its name."""
     for key in tests:
         if key not in clients:
             invalid("test", key, "no client is named so", "name test sets like the clients")
@@ -146,7 +148,7 @@ def _with_tests(
 
 
 def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | None:
-    """The clients by name or number, each still as it was given; None for the examples of nobody in particular."""
+    """Return the clients by name or number, each still as given; None for examples without owners."""
     if isinstance(given, list | tuple):
         return None if _is_pair(given) else dict(enumerate(given))
     if isinstance(given, Mapping):
@@ -160,7 +162,7 @@ def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | No
 
 
 def _is_pair(given: Any) -> bool:
-    """Whether it is (x, y), an array and labels in a row, and not two clients."""
+    """Return whether it is (x, y), an array and a row of labels, and not two clients."""
     if len(given) != 2 or not hasattr(given[0], "shape"):
         return False
     labels = given[1]
@@ -175,7 +177,7 @@ def _folder(given: Any) -> Path:
 
 
 def read_client(who: str, given: Any, tables: TableReader) -> GivenClient:
-    """One client's training examples and, where it brings some, its test examples."""
+    """Return one client's training examples and, if it brings some, its test examples."""
     if isinstance(given, Client):
         return GivenClient((given.train.x, given.train.y), (given.test.x, given.test.y), given.cluster)
     if isinstance(given, tuple | list) and len(given) == 4:
@@ -190,7 +192,7 @@ def read_client(who: str, given: Any, tables: TableReader) -> GivenClient:
 
 
 def read_examples(who: str, given: Any, tables: TableReader) -> Pair:
-    """(x, y) of a pair, a table, a file or a torch Dataset."""
+    """Return (x, y) from a pair, a table, a file or a torch Dataset; raise for anything else."""
     if isinstance(given, str | Path):
         return tables.read_pair(Path(given).name, _open_table(who, Path(given)))
     if isinstance(given, tuple | list):
@@ -220,7 +222,7 @@ def _array(who: str, given: Any) -> Any:
 
 
 def read_dataset(who: str, given: Any) -> Pair:
-    """The examples of a map-style torch Dataset, all of them: it yields (input, label)."""
+    """Return all examples of a map-style torch Dataset that yields (input, label)."""
     tensors = getattr(given, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:
         return _array(who, tensors[0]), _array(who, tensors[1])
@@ -238,14 +240,14 @@ def read_dataset(who: str, given: Any) -> Pair:
 
 
 KINDS = {("f", 2): Kind.VECTOR, ("f", 3): Kind.SEQUENCE, ("f", 4): Kind.IMAGE, ("i", 2): Kind.TEXT}
-"""What an array of inputs is, by the kind of its numbers and its number of axes."""
+"""Kind of an input array, by the kind of its numbers and its number of axes."""
 
 
 def load_own(settings: Data, *, streams: Streams, task: str = "classification") -> Federation:
     """Call `package.module:function` with clients, rng and the options, and check every shard it yields.
 
-    Guarantees: `data.clients` clients, each with a training example; inputs of one shape and finite; targets as the
-    task has them, labels being whole numbers from 0 to data.classes - 1. Every mistake is one line.
+    Guarantees: `data.clients` clients, each with a training example; finite inputs of one shape; targets as the task
+    needs, labels being whole numbers from 0 to data.classes - 1. Raises with one line for every mistake.
     """
     if settings.partition != "natural":
         law = "your own function deals the examples itself"
@@ -259,9 +261,9 @@ def load_own(settings: Data, *, streams: Streams, task: str = "classification") 
 def federation_of_own(
     clients: tuple[Client, ...], settings: Data, streams: Streams, test: Shard | None = None
 ) -> Federation:
-    """The federation of checked clients: inputs of one kind, as many examples as asked for, and a test set.
+    """Return the federation of checked clients: inputs of one kind, the requested sizes, and a test set.
 
-    The common test set is `test` where one is given, else the union of the clients' test shards.
+    The common test set is `test` if given, else the union of the clients' test shards.
     """
     kind = _same_kind(settings, clients, test)
     clients, notes = _keep_fewer(clients, settings, streams)
@@ -272,7 +274,7 @@ def federation_of_own(
 
 
 def import_function(source: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names; modules in the working folder are found too."""
+    """Return the function that `package.module:function` names; the working folder is searched too."""
     if not FACTORY.fullmatch(source):
         invalid("data.source", source, "your own function is named package.module:function", 'e.g. "mydata:clients"')
     module_name, name = source.split(":")
@@ -289,6 +291,7 @@ def import_function(source: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _working_folder() -> Iterator[None]:
+    # Appended, not prepended: a file in the working folder must not shadow an installed package.
     before = list(sys.path)
     sys.path.append(str(Path.cwd()))
     importlib.invalidate_caches()
@@ -302,6 +305,7 @@ def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.rando
     try:
         with _working_folder():
             yielded = function(clients=settings.clients, rng=rng, **settings.options)
+            # One more than asked for shows a surplus; a generator that never ends is not exhausted.
             given = list(itertools.islice(iter(yielded), settings.clients + 1))
     except SightlineError:
         raise
@@ -315,12 +319,12 @@ def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.rando
 
 
 def tell_error(error: Exception) -> str:
-    """The type and first words of an error in the user's code, on one line."""
+    """Return type and first words of an error in the user's code, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def checked_client(who: str, given: Any, settings: Data, task: str = "classification") -> Client:
-    """One client of the user's own making, its arrays checked; every mistake is one line."""
+    """Return a client made by the user, with arrays checked; raise with one line for every mistake."""
     if isinstance(given, Client):
         arrays: tuple[Any, ...] = (given.train.x, given.train.y, given.test.x, given.test.y)
     elif isinstance(given, tuple | list) and len(given) == 4:
@@ -337,7 +341,7 @@ def checked_client(who: str, given: Any, settings: Data, task: str = "classifica
 
 
 def checked_shard(who: str, x: Any, y: Any, settings: Data, task: str = "classification") -> Shard:
-    """The examples of one owner, inputs and targets checked; every mistake is one line."""
+    """Return the examples of one owner, inputs and targets checked; raise with one line for every mistake."""
     try:
         inputs = np.asarray(x)
         if y is None and task == "language" and inputs.ndim == 2 and inputs.shape[1] > 1:
@@ -362,6 +366,7 @@ def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[np.float3
         return x.astype(np.int64, copy=False)
     with np.errstate(over="ignore"):
         inputs = x.astype(np.float32, copy=False)
+    # Clipping would silently count an example with NaN as zero; without clipping it would spoil the model.
     if not np.isfinite(inputs).all():
         invalid("data.source", settings.source, f"{who}: inputs hold NaN or infinity", "clean them first")
     return inputs
@@ -420,6 +425,7 @@ def _fewer_tests(union: Shard, settings: Data, streams: Streams) -> Shard:
 
 
 def _check_vocabulary(settings: Data, clients: tuple[Client, ...], tests: Shard) -> int:
+    # A vocabulary read off private texts would be a release, so the user must state it.
     vocabulary = settings.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 2:
         law = "inputs are tokens, and their number must not be learned from private data"

@@ -1,4 +1,4 @@
-"""Ways to deal examples to clients, pure functions of labels or owners and an rng; and dealing a table by them."""
+"""Partition examples among clients: pure functions of labels or owners and a generator, applied to a table."""
 
 import dataclasses
 import heapq
@@ -15,7 +15,7 @@ from sightline.randomness import Purpose, Streams
 
 
 def deal_iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[Index]:
-    """Shuffle and cut into `clients` parts.
+    """Shuffle the examples and cut them into `clients` parts.
 
     Guarantees: every example is dealt exactly once; sizes differ by at most one.
 
@@ -26,17 +26,17 @@ def deal_iid(examples: int, *, clients: int, rng: np.random.Generator) -> list[I
 
 
 FEW = 10
-"""No client has fewer examples than this, or than half the mean when the data are scarce."""
+"""Minimum examples per client, or half the mean if data are scarce."""
 
 
 def deal_dirichlet(
     labels: NDArray[np.int64], *, clients: int, concentration: float, rng: np.random.Generator
 ) -> list[Index]:
-    r"""Class c is cut among the clients in proportions p_c ~ Dirichlet(concentration, ..., concentration).
+    r"""Split each class c among the clients in proportions p_c ~ Dirichlet(concentration, ..., concentration).
 
-    Then every client below the minimum is topped up, one random example at a time, from whoever has most.
+    Then top up every client below the minimum, one random example at a time, from the largest client.
 
-    Guarantees: every example is dealt exactly once; every client has at least min(10, n // (2 clients)) examples and
+    Guarantees: every example is dealt exactly once. Every client has at least min(10, n // (2 clients)) examples, and
     at least one. (Redrawing until all are large enough, as is often done, need not end for small concentrations.)
 
     Reference: Hsu, Qi, Brown 2019; Yurochkin et al. 2019.
@@ -52,6 +52,7 @@ def deal_dirichlet(
 
 def _class_cuts(examples: int, clients: int, concentration: float, rng: np.random.Generator) -> Index:
     shares = rng.dirichlet(np.full(clients, concentration))
+    # For tiny concentrations all gamma draws underflow to zero, and their normalisation is NaN.
     if not np.isfinite(shares).all():
         invalid("data.concentration", concentration, "the Dirichlet draw is not a number", "use 0.01 .. 1000")
     return np.minimum(np.floor(np.cumsum(shares[:-1]) * examples), examples).astype(np.int64)
@@ -60,6 +61,8 @@ def _class_cuts(examples: int, clients: int, concentration: float, rng: np.rando
 def _top_up(parts: list[Index], *, least: int) -> list[Index]:
     sizes = [len(part) for part in parts]
     given: list[list[int]] = [[] for _ in parts]
+    # Redrawing until every client is large enough would change the distribution by an unknown amount. This moves at
+    # most ten examples per client.
     richest = [(-size, client) for client, size in enumerate(sizes)]
     heapq.heapify(richest)
     for client, size in enumerate(list(sizes)):
@@ -75,11 +78,11 @@ def _top_up(parts: list[Index], *, least: int) -> list[Index]:
 def label_shards(
     labels: NDArray[np.int64], *, clients: int, labels_per_client: int, rng: np.random.Generator
 ) -> list[Index]:
-    """Each client gets `labels_per_client` labels; its holders share a label's examples equally.
+    """Give each client `labels_per_client` labels; the holders of a label share its examples equally.
 
-    Guarantees: exactly `labels_per_client` labels at every client; the number of clients per label differs by at most
-    one between labels; no example is dealt twice, and every example of a label that somebody holds is dealt (when
-    clients x labels_per_client is less than the number of labels, some labels are held by nobody).
+    Guarantees: every client has exactly `labels_per_client` labels. The number of clients per label differs by at most
+    one. No example is dealt twice, and every example of a held label is dealt (if clients x labels_per_client is less
+    than the number of labels, some labels are held by no client).
     """
     present = np.unique(labels)
     if labels_per_client > len(present):
@@ -99,7 +102,7 @@ def label_shards(
 
 
 def _assign_labels(labels: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Client by client, the `each` labels that the fewest clients hold so far; ties by lot."""
+    """Give each client in turn the `each` labels with the fewest holders so far; break ties at random."""
     holds = np.zeros((clients, labels), dtype=np.bool_)
     held = np.zeros(labels, dtype=np.int64)
     for client in range(clients):
@@ -110,7 +113,7 @@ def _assign_labels(labels: int, clients: int, each: int, rng: np.random.Generato
 
 
 def cluster_of(clusters: Sequence[int]) -> NDArray[np.int64]:
-    """The cluster of each client, when cluster k has `clusters[k]` clients.
+    """Return the cluster of each client, where cluster k has `clusters[k]` clients.
 
     >>> cluster_of([1, 3]).tolist()
     [0, 1, 1, 1]
@@ -119,13 +122,15 @@ def cluster_of(clusters: Sequence[int]) -> NDArray[np.int64]:
 
 
 def deal_clusters(examples: int, *, clusters: Sequence[int], reuse: bool, rng: np.random.Generator) -> list[Index]:
-    """Deal the examples evenly over the clients of all clusters.
+    """Deal the examples evenly to the clients of all clusters.
 
-    With `reuse` every cluster is dealt the whole data set anew, and all clients get examples // max(clusters) of it,
-    so that the largest cluster decides (R-DPCFL, appendix C.1-C.2: {3, 6, 6, 6} and 60,000 examples give 10,000 each).
+    With `reuse` every cluster gets its own shuffle of the whole data set, and all clients get examples // max(clusters)
+    of it, so the largest cluster decides (R-DPCFL, appendix C.1-C.2: {3, 6, 6, 6} and 60,000 examples give 10,000
+    each).
 
-    Guarantees: inside one cluster no example is dealt twice; without `reuse` every example is dealt exactly once.
+    Guarantees: inside one cluster no example is dealt twice. Without `reuse` every example is dealt exactly once.
     """
+    # The default deals every example once. With copies at several clients, epsilon protects one copy only.
     if not reuse:
         return deal_iid(examples, clients=sum(clusters), rng=rng)
     each = examples // max(clusters)
@@ -138,7 +143,7 @@ def deal_clusters(examples: int, *, clusters: Sequence[int], reuse: bool, rng: n
 
 
 def share_by_cluster(examples: int, *, clusters: Sequence[int], rng: np.random.Generator) -> list[Index]:
-    """Cut a common test set into one share per cluster, as large as the cluster's part of the clients.
+    """Split a common test set into one share per cluster, proportional to the cluster's number of clients.
 
     >>> [len(share) for share in share_by_cluster(70, clusters=[3, 6, 6, 6], rng=np.random.default_rng(0))]
     [10, 20, 20, 20]
@@ -148,24 +153,25 @@ def share_by_cluster(examples: int, *, clusters: Sequence[int], rng: np.random.G
 
 
 def by_owner(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
-    """Client i gets the examples whose owner is i."""
+    """Give client i the examples whose owner is i."""
     return _owner_runs(owner, np.arange(clients))
 
 
 def one_user_each(owner: NDArray[np.int64], *, clients: int) -> list[Index]:
-    """One client per user, for the `clients` users with most examples (ties: the smaller user number first).
+    """Make one client per user, for the `clients` users with most examples (ties: smaller user number first).
 
     Guarantees: each client is one person. Users beyond the first `clients` are left out.
     """
+    # Which users have most examples is treated as public here; the federation's notes say so.
     users, counts = np.unique(owner, return_counts=True)
     _check_users(clients, len(users))
     return _owner_runs(owner, users[np.lexsort((users, -counts))][:clients])
 
 
 def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Generator) -> list[Index]:
-    """All users, each in exactly one client: in random order, each joins the client with the fewest examples so far.
+    """Deal all users, in random order, each to the client with the fewest examples so far.
 
-    Guarantees: every example is dealt exactly once; nobody's examples are at two clients.
+    Guarantees: every example is dealt exactly once; no user's examples are at two clients.
     """
     users, counts = np.unique(owner, return_counts=True)
     _check_users(clients, len(users))
@@ -207,9 +213,10 @@ __all__ = [
 def draw_subsample(
     examples: int, *, keep: int, rng: np.random.Generator, owner: NDArray[np.int64] | None = None
 ) -> Index:
-    """`keep` random positions out of `examples`, in ascending order; with `owner`, at least one per owner."""
+    """Return `keep` random positions out of `examples`, ascending; with `owner`, at least one per owner."""
     if owner is None:
         return np.sort(rng.permutation(examples)[:keep])
+    # One example of every owner first, so that no client ends up empty.
     shuffled = rng.permutation(examples)
     _, first = np.unique(owner[shuffled], return_index=True)
     rest = np.delete(shuffled, first)
@@ -219,7 +226,7 @@ def draw_subsample(
 def keep_fewer(
     table: Table, *, name: str, keep: int | None, rng: np.random.Generator, every_owner: bool = False
 ) -> Table:
-    """The table with `keep` random examples left, or as it is when `keep` is None; `name` is the setting's name."""
+    """Return the table with `keep` random examples, or unchanged if None; `name` is the setting's name."""
     if keep is None or keep == len(table):
         return table
     if keep > len(table):
@@ -232,10 +239,10 @@ def keep_fewer(
 
 
 def split_examples(part: Index, *, test_fraction: float, rng: np.random.Generator) -> tuple[Index, Index]:
-    """A client's examples, shuffled, as (train, test).
+    """Return a client's examples, shuffled, as (train, test).
 
-    Guarantees: at least one training example; with two or more examples and a positive fraction, at least one test
-    example; else the test size is the nearest whole number to n x test_fraction.
+    Guarantees: at least one training example. With two or more examples and a positive fraction, at least one test
+    example; otherwise the test size is the nearest whole number to n x test_fraction.
     """
     shuffled = rng.permutation(part)
     wanted = int(np.floor(len(part) * test_fraction + 0.5)) if test_fraction > 0 else 0
@@ -252,12 +259,13 @@ def deal_clients(
     cluster: NDArray[np.int64] | None = None,
     shift: Shift = Shift.NONE,
 ) -> tuple[tuple[Client, ...], Shard]:
-    """The clients, and the union of their test shards.
+    """Return the clients, and the union of their test shards.
 
-    All inputs lie in one array: the training shards one after the other, then the test shards; every shard, and the
-    union of the test shards, is a view into it.
+    All inputs lie in one array: the training shards in order, then the test shards. Every shard, and the union of the
+    test shards, is a view into it.
     """
     pairs = [
+        # Each client splits by its own stream, so one client's split does not depend on the others.
         split_examples(part, test_fraction=test_fraction, rng=streams.rng(Purpose.SPLIT, participant=client))
         for client, part in enumerate(parts)
     ]
@@ -274,8 +282,10 @@ def deal_clients(
 def lay_out(
     table: Table, indices: Sequence[Index], groups: Sequence[int], *, shift: Shift, tail_from: int = 0
 ) -> tuple[list[Shard], Shard]:
-    """One shard per index, each seen as its cluster sees it, and one shard over all from number `tail_from` on."""
+    """Return one shard per index, transformed for its cluster, and one shard over all from index `tail_from` on."""
     ends = np.cumsum([0, *(len(index) for index in indices)])
+    # One array and one conversion for all shards: data sets are copied once, however many clients there are. The arrays
+    # are writable only because torch warns about read-only memory; never write to them.
     x = table.empty(int(ends[-1]))
     y = np.empty((int(ends[-1]), *table.y.shape[1:]), dtype=table.y.dtype)
     for index, group, start, end in zip(indices, groups, ends[:-1], ends[1:], strict=True):

@@ -1,4 +1,4 @@
-"""A data set in memory before it is dealt, and the protocol of sources that give one."""
+"""A data set in memory before it is dealt, and the description of sources that provide one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from sightline.errors import did_you_mean, invalid
 from sightline.randomness import Streams
 
 CHUNK = 1024
-"""Examples encoded at a time: small enough to stay in the cache."""
+"""Examples encoded at a time: few enough to stay in the cache."""
 
 Index = NDArray[np.int64]
 """Positions of examples in a table."""
@@ -23,7 +23,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scale:
-    """Pixels to inputs: (pixel / highest - mean) / std, with mean and std per channel."""
+    """Scaling of pixels: (pixel / highest - mean) / std, with mean and std per channel."""
 
     highest: float
     mean: tuple[float, ...] = (0.0,)
@@ -38,8 +38,10 @@ class Scale:
             out /= np.array(self.std, dtype=np.float32).reshape(-1, 1, 1)
 
 
+# Nothing of one example may enter the inputs of another: such statistics would be a release without noise or ledger
+# entry.
 class Scaling(Protocol):
-    """From raw values to inputs, each example by itself: nothing of one may enter another's."""
+    """Map from raw values to inputs, each example by itself."""
 
     def apply(self, raw: NDArray[Any], out: NDArray[np.float32]) -> None:
         """Write the inputs of raw examples into `out`."""
@@ -55,9 +57,9 @@ class Table:
     kind: Kind
     scale: Scaling | None = None
     owner: NDArray[np.int64] | None = None
-    """Whose example it is (user or client number), when the source knows."""
+    """Owner of each example (user or client number), if the source knows it."""
     test: "Table | None" = None
-    """The source's own test split, when it has one."""
+    """The source's own test split, if it has one."""
     vocabulary: int = 0
     notes: tuple[str, ...] = field(default=())
 
@@ -66,19 +68,20 @@ class Table:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The targets, where each is one label."""
+        """The targets, if each is one label."""
         return check_one_label(self.y)
 
     def empty(self, examples: int) -> NDArray[np.float32] | NDArray[np.int64]:
-        """Room for the inputs of `examples` examples."""
+        """Return an empty array for the inputs of `examples` examples."""
         shape = (examples, *self.x.shape[1:])
         return np.empty(shape, dtype=np.int64) if self.kind is Kind.TEXT else np.empty(shape, dtype=np.float32)
 
     def encode(self, index: Index, out: NDArray[np.float32] | NDArray[np.int64], turns: int = 0) -> None:
-        """Write the inputs at `index` into `out`; images are turned by `turns` quarter turns, counter-clockwise."""
+        """Write the inputs at `index` into `out`, images rotated counter-clockwise by `turns` quarter turns."""
         for start in range(0, len(index), CHUNK):
             raw = self.x[index[start : start + CHUNK]]
             if turns % 4:
+                # Raw bytes are turned before scaling, which moves a quarter of the memory.
                 raw = np.rot90(raw, turns, axes=(-2, -1))
             if self.scale is None:
                 out[start : start + CHUNK] = raw
@@ -86,7 +89,7 @@ class Table:
                 self.scale.apply(raw, out[start : start + CHUNK].view(np.float32))
 
     def shard(self, index: Index) -> Shard:
-        """The examples at `index`, in that order, as model inputs."""
+        """Return the examples at `index`, in that order, as model inputs."""
         x = self.empty(len(index))
         self.encode(index, x)
         return Shard(x, self.y[index])
@@ -105,7 +108,7 @@ class Partition(StrEnum):
 
 
 class Shift(StrEnum):
-    """How a cluster sees the examples."""
+    """How a cluster transforms its examples."""
 
     NONE = "as they are"
     ROTATION = "turned by k quarter turns"
@@ -126,7 +129,7 @@ class Option:
     words: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value of the wrong type or outside the range."""
+        """Raise for a value of the wrong type or outside the range."""
         if self.words and value not in self.words:
             invalid(f"data.options.{name}", value, "one of " + ", ".join(self.words), f'e.g. "{self.default}"')
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -137,7 +140,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything a source may look at when it is read."""
+    """Everything that a source may use when it is read."""
 
     settings: Data
     streams: Streams = field(repr=False)
@@ -156,13 +159,13 @@ class Source:
     read: Callable[[Request], Table]
     partitions: tuple[Partition, ...] = IMAGES
     files: tuple[tuple[str, ...], ...] = ()
-    """Alternatives, best first: each a full set of file names in the folder `name`. Empty: nothing to download."""
+    """Alternatives, best first: each a full set of file names in the folder `name`. Empty if nothing is downloaded."""
     options: Mapping[str, Option] = field(default_factory=dict)
     how_to_get: str = "comes with Sightline's own requirements"
     licence: str = ""
 
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with their defaults; an unknown one is refused."""
+        """Return the options with defaults filled in; raise for an unknown one."""
         for name, value in given.items():
             if name not in self.options:
                 known = sorted(self.options)
@@ -172,12 +175,12 @@ class Source:
         return {name: option.default for name, option in self.options.items()} | dict(given)
 
     def missing(self, folder: Path) -> tuple[str, ...]:
-        """The files that are not there, of the alternative that is nearest to complete; none when one is complete."""
+        """Return the missing files of the alternative that is closest to complete; () if one is complete."""
         lacking = {names: tuple(name for name in names if not (folder / name).is_file()) for names in self.files}
         nearest = max(lacking, key=lambda names: (not lacking[names], len(names) - len(lacking[names])), default=())
         return lacking.get(nearest, ())
 
     def present(self, folder: Path) -> tuple[str, ...]:
-        """The first alternative whose files are all there; () when there is none."""
+        """Return the first alternative whose files are all there, or ()."""
         complete = [names for names in self.files if all((folder / name).is_file() for name in names)]
         return complete[0] if complete else ()

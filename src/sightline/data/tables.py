@@ -1,7 +1,7 @@
-"""Tables of examples that a program or a folder holds: a label column, input columns, perhaps a client column.
+"""Read tables of examples, in memory or on disk: a label column, input columns, optionally a client column.
 
-A table is known by its columns, whoever made it: a Hugging Face data set, a data frame of pandas or polars, an Arrow
-table, a CSV or Parquet file. None of these packages is imported unless a Parquet file is to be read.
+A table is recognised by its columns: a Hugging Face data set, a pandas or polars data frame, an Arrow table, a CSV or
+Parquet file. None of these packages is imported unless a Parquet file is read.
 """
 
 import csv
@@ -24,14 +24,14 @@ Pair = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and labels, not checked yet."""
 
 INDEX = re.compile(r"__index_level_\d+__")
-"""How pandas names row numbers in a Parquet file; in a CSV file their column has no name. They are no inputs."""
+"""Name of pandas row numbers in a Parquet file (in a CSV file their column has no name). They are not inputs."""
 LABELS = ("label", "labels", "y")
-"""The names of a label column that is not named."""
+"""Default names of a label column."""
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Which columns of a table are read, as `data.options` names them: `client`, `label` and `inputs`."""
+    """The columns to read, as `data.options` names them: `client`, `label` and `inputs`."""
 
     client: str = "client"
     label: str | None = None
@@ -41,7 +41,7 @@ class ColumnNames:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> "ColumnNames":
-        """The names among the options of data that were handed over in Python; an unknown option is refused."""
+        """Return the column names in the options of data passed from Python; raise for an unknown option."""
         known = ["client", "label", "inputs", "vocabulary"]
         for name, value in options.items():
             if name not in known:
@@ -55,7 +55,7 @@ class ColumnNames:
 
 
 def table_columns(given: Any) -> list[str] | None:
-    """The names of a table's columns; None for what is no table."""
+    """Return the names of a table's columns; None for what is not a table."""
     names = getattr(given, "column_names", None)
     if names is None:
         names = getattr(given, "columns", None)
@@ -64,11 +64,12 @@ def table_columns(given: Any) -> list[str] | None:
     return [str(name) for name in names if str(name) and not INDEX.fullmatch(str(name))]
 
 
+# By name, not by position: files of two clients with swapped columns would otherwise be trained as one layout.
 class TableReader:
-    """Reads tables of one kind: which columns are inputs is decided by the first, and all others must have the same.
+    """Reader of tables with the same columns; the first table decides which columns are inputs.
 
-    Guarantees: columns are found by their names, so that their order in a client's file does not matter; no table is
-    read whose columns are not those of the first.
+    Guarantees: columns are found by name, so their order in a client's file does not matter. A table with other columns
+    than the first is refused.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -76,10 +77,10 @@ class TableReader:
         self._columns: list[str] | None = None
 
     def read_pair(self, who: str, table: Any) -> Pair:
-        """Inputs and labels of a table's rows.
+        """Return inputs and labels of a table's rows.
 
-        One input column is taken as it is; several are the features of a vector. Whole numbers in several columns, or
-        one in each row, are features too, unless a vocabulary says that they are tokens.
+        A single input column is taken as it is; several are the features of a vector. Whole numbers in several columns,
+        or one per row, are features too, unless a vocabulary says that they are tokens.
         """
         columns = self._same_columns(who, table_columns(table) or [])
         labels = _whole_labels(read_column(who, table, self._find_label(who, columns)))
@@ -94,7 +95,7 @@ class TableReader:
         return np.stack([one.astype(np.int64 if self.names.tokens else np.float64) for one in found], axis=1), labels
 
     def split_by_client(self, who: str, table: Any) -> dict[Any, Pair]:
-        """Each client's rows, in the order of the client column's sorted values."""
+        """Return each client's rows, ordered by the sorted values of the client column."""
         x, y = self.read_pair(who, table)
         name, owners = self.names.client, read_column(who, table, self.names.client)
         if owners.ndim != 1:
@@ -103,21 +104,23 @@ class TableReader:
             values, owner = np.unique(owners, return_inverse=True)
             if any(value is None or value != value for value in values.tolist()):
                 raise TypeError
-        except TypeError:  # numbers and words, or rows of no client
+        # Numbers mixed with text, or rows without a client.
+        except TypeError:
             invalid("data.options.client", name, f"{who}: its values cannot be ordered", "fill every row alike")
         parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
         return {value: (x[part], y[part]) for value, part in zip(values.tolist(), parts, strict=True)}
 
     def label_count(self, table: Any) -> int | None:
-        """How many classes a Hugging Face data set declares for its label: a fact of its schema, not of its rows."""
+        """Return the number of classes that a Hugging Face data set declares, or None."""
         columns, features = table_columns(table), getattr(table, "features", None)
         if columns is None or not isinstance(features, Mapping):
             return None
+        # A fact of the schema, not of the rows: counting the labels of private rows would be a release.
         count = getattr(features.get(self._find_label("data", columns)), "num_classes", None)
         return count if isinstance(count, int) else None
 
     def _same_columns(self, who: str, columns: list[str]) -> list[str]:
-        """The columns of the first table, which are also this one's."""
+        """Return the columns of the first table; raise if this table has others."""
         own = [name for name in columns if name != self.names.client]
         if self._columns is None:
             self._columns = own
@@ -136,7 +139,7 @@ class TableReader:
         return found[0]
 
     def _find_inputs(self, who: str, columns: list[str]) -> list[str]:
-        """As named, else all that are left."""
+        """Return the named input columns, else all columns that are left."""
         if self.names.inputs is not None:
             return [_known_column(who, "inputs", name, columns) for name in self.names.inputs]
         found = [name for name in columns if name != self._find_label(who, columns)]
@@ -152,7 +155,7 @@ def _known_column(who: str, key: str, name: str, columns: list[str]) -> str:
 
 
 def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
-    """One column as an array; rows that are arrays themselves are stacked."""
+    """Return one column as an array; rows that are arrays are stacked."""
     try:
         column = table.with_format("numpy")[name][:] if hasattr(table, "with_format") else table[name]
         return stack_rows(column)
@@ -162,7 +165,7 @@ def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
 
 
 def stack_rows(rows: Any) -> NDArray[Any]:
-    """Rows of one shape, numbers or arrays or pictures, as one array."""
+    """Return rows of one shape (numbers, arrays or pictures) as one array."""
     whole = to_array(rows)
     if whole.dtype != object and whole.ndim:
         return whole
@@ -171,12 +174,12 @@ def stack_rows(rows: Any) -> NDArray[Any]:
 
 
 def to_array(value: Any) -> NDArray[Any]:
-    """A numpy array of whatever holds numbers: lists, arrays, torch tensors on any device."""
+    """Return a numpy array of anything that holds numbers: lists, arrays, torch tensors on any device."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
 def scale_pictures(x: NDArray[Any]) -> NDArray[Any]:
-    """Pictures of bytes, (n, height, width) or with channels at either end, as (n, channels, height, width) in [0, 1].
+    """Return byte images with any channel order as (n, channels, height, width) in [0, 1]; other arrays unchanged.
 
     >>> scale_pictures(np.full((2, 4, 5, 3), 255, dtype=np.uint8)).shape
     (2, 3, 4, 5)
@@ -189,7 +192,7 @@ def scale_pictures(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _whole_labels(labels: NDArray[Any]) -> NDArray[Any]:
-    """Labels of a file are numbers; whole ones are whole."""
+    """Return labels as int64 if they are all whole numbers, since files store them as floats."""
     if labels.dtype == np.bool_:
         return labels.astype(np.int64)
     whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and bool((labels == np.round(labels)).all())
@@ -197,13 +200,14 @@ def _whole_labels(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_csv_table(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The columns of a CSV file of numbers with a header."""
+    """Return the columns of a CSV file of numbers with a header."""
     try:
         text = read_text(path)
         header = next(csv.reader(io.StringIO(text, newline="")), [])
         body = text.split("\n", 1)[1] if "\n" in text else ""
         if not header or not body.strip():
             invalid("data", path, "has no rows below a header", "its first line names the columns")
+        # comments=None: a "#" is an error in the data, not the start of a comment.
         rows = np.loadtxt(io.StringIO(body), delimiter=",", quotechar='"', comments=None, ndmin=2)
     except (OSError, ValueError, csv.Error) as error:
         cause = " ".join(str(error).split())[:120]
@@ -214,7 +218,7 @@ def read_csv_table(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def read_parquet_table(path: Path) -> Any:
-    """A Parquet file by pyarrow or pandas, whichever is there."""
+    """Return a Parquet file as a table, read by pyarrow or pandas."""
     if find_spec("pyarrow") is not None:
         read: Callable[[Path], Any] = import_module("pyarrow.parquet").read_table
     elif find_spec("pandas") is not None and find_spec("fastparquet") is not None:
@@ -240,7 +244,7 @@ class FileTable:
 
 
 def list_files(folder: Path) -> dict[str, Path]:
-    """The CSV and Parquet files of a folder by their names, sorted."""
+    """Return the CSV and Parquet files of a folder by name, sorted; raise if there are none or two per client."""
     found = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet")}
     count = sum(path.suffix in (".csv", ".parquet") for path in folder.iterdir())
     if not found or len(found) != count:

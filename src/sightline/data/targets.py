@@ -1,7 +1,7 @@
-"""What a model is to predict, by task: labels, sets of labels, numbers, or the next token at every position.
+"""Prediction targets by task: labels, sets of labels, numbers, or the next token at every position.
 
-A target is one row of `Shard.y`. Which arrays can be targets is a matter of the task alone; nothing is learned from
-their values, which are private.
+A target is one row of `Shard.y`. Which arrays can be targets depends on the task alone; nothing is learned from their
+values, which are private.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from sightline.data.source import Partition, Table
 from sightline.errors import invalid
 
 IGNORED = -100
-"""A next token of this number is none: the position does not count (padding)."""
+"""Next-token value of a position that does not count (padding)."""
 
 LABELLED = ("classification", "binary")
 """Tasks whose target is one label."""
@@ -27,7 +27,7 @@ BY_LABEL = (Partition.DIRICHLET, Partition.LABEL_SHARDS, Partition.LABEL_SHIFT)
 
 
 def next_tokens(x: NDArray[np.int64], *, padding: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences without their last token, and after each token the one that followed it.
+    """Return sequences without their last token, and for each token the one that follows it.
 
     >>> [rows.tolist() for rows in next_tokens(np.array([[5, 7, 0]]), padding=0)]
     [[[5, 7]], [[7, -100]]]
@@ -39,19 +39,22 @@ def next_tokens(x: NDArray[np.int64], *, padding: int | None = None) -> tuple[ND
 
 
 def check_targets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data, task: str) -> Targets:
-    """The targets of a user's own shard in the type that the task works with; every mistake is one line."""
+    """Return the targets of a user's own shard in the type that the task needs; raise if they do not fit."""
     if y.ndim and len(y) == 0 and y.dtype.kind == "f" and task in (*LABELLED, "language"):
-        y = y.astype(np.int64)  # numpy's empty list is one of floats
+        # numpy makes an empty list an array of floats.
+        y = y.astype(np.int64)
     return CHECKS[task](who, y, x, settings)
 
 
 def check_labels(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """One whole number from 0 to data.classes - 1 each."""
+    """Return labels; raise unless each is a whole number from 0 to data.classes - 1."""
     if y.ndim != 1 or y.dtype.kind not in "iu":
         law = f"{who}: labels are {y.dtype} {y.shape}, expected whole numbers (n,)"
         invalid("data.source", settings.source, law)
     if y.size and y.min() < 0:
         invalid("data.source", settings.source, f"{who}: label {y.min()}, labels count from 0")
+    # The number of classes is a setting. Counting labels would release a fact of private data that no ledger entry
+    # covers.
     if y.size and y.max() >= settings.classes:
         law = f"{who}: label {y.max()} with data.classes={settings.classes}"
         invalid("data.source", settings.source, law, "set data.classes to the number of classes")
@@ -59,7 +62,7 @@ def check_labels(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> 
 
 
 def check_label_sets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """(n, labels) of zeros and ones."""
+    """Return label sets; raise unless they are (n, labels) of zeros and ones."""
     if y.ndim != 2 or y.dtype.kind not in "biuf":
         law = f"{who}: sets of labels are {y.dtype} {y.shape}, expected zeros and ones (n, labels)"
         invalid("data.source", settings.source, law)
@@ -69,10 +72,11 @@ def check_label_sets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data)
 
 
 def check_numbers(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """(n,) or (n, targets) finite numbers."""
+    """Return regression targets; raise unless they are (n,) or (n, targets) finite numbers."""
     if y.ndim not in (1, 2) or y.dtype.kind not in "iuf":
         law = f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n,) or (n, targets)"
         invalid("data.source", settings.source, law)
+    # Overflow to infinity is caught by the check below.
     with np.errstate(over="ignore"):
         found = y.astype(np.float32, copy=False)
     if not np.isfinite(found).all():
@@ -81,7 +85,7 @@ def check_numbers(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) ->
 
 
 def check_next_tokens(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """(n, tokens) as the inputs, each below the vocabulary, or `IGNORED` where a position does not count."""
+    """Return next tokens; raise unless shaped as the inputs, below the vocabulary or `IGNORED`."""
     if x.dtype.kind not in "iu" or x.ndim != 2:
         law = f"{who}: inputs are {x.dtype} {x.shape}, and a language model reads whole-number (n, tokens)"
         invalid("data.source", settings.source, law)
@@ -97,7 +101,7 @@ def check_next_tokens(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data
 
 
 def check_anything(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """Whatever a loss of the user's own takes: finite numbers, whole numbers staying whole."""
+    """Return targets of a user's own loss; raise unless they are finite numbers. Whole numbers stay whole."""
     if y.ndim < 1 or y.dtype.kind not in "biuf":
         invalid("data.source", settings.source, f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n, ...)")
     if y.dtype.kind in "biu":
@@ -116,11 +120,11 @@ CHECKS: dict[str, Callable[[str, NDArray[Any], NDArray[Any], Data], Targets]] = 
     "language": check_next_tokens,
     "own": check_anything,
 }
-"""Task -> what its targets must be; "own" is a loss of the user's own without a task."""
+"""Task -> the check of its targets; "own" is a user's own loss without a task."""
 
 
 def as_task(table: Table, settings: Data, task: str, *, padding: int | None = 0) -> Table:
-    """A source's table with the targets that the task predicts; refused where partition or source have none."""
+    """Return a source's table with the task's targets; raise if partition or source do not fit."""
     if task == "language" and table.kind is Kind.TEXT and table.y.ndim == 1:
         table = _predict_next(table, padding)
     if table.y.ndim > 1 or table.y.dtype.kind == "f":

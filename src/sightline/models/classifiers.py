@@ -1,4 +1,4 @@
-"""The networks that an experiment can name: linear, MLP, convolutional, residual and recurrent ones."""
+"""The networks that an experiment can name: linear, MLP, convolutional, residual and recurrent."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,19 +13,20 @@ from sightline.errors import did_you_mean, invalid
 from sightline.models.mixing import mark_own
 
 
+# All bundled residual networks use GroupNorm: batch normalisation mixes examples and is refused in private training.
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
-    """GroupNorm with as many groups, at most `groups`, as divide the channels evenly."""
+    """Return GroupNorm with the most groups, at most `groups`, that divide the channels evenly."""
     return nn.GroupNorm(gcd(groups, channels), channels)
 
 
 def convolution_layer(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias (the norm after it has one) that keeps the image size at stride 1."""
+    """Return a convolution without bias (the norm after it has one) that keeps the image size at stride 1."""
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
 
 
 @mark_own
 class Block(nn.Module):
-    """Two 3x3 convolutions and the input added to them (He et al. 2015, figure 2)."""
+    """Residual block of two 3x3 convolutions (He et al. 2015, figure 2)."""
 
     growth = 1
 
@@ -36,14 +37,14 @@ class Block(nn.Module):
         self.shortcut = shortcut_layer(inputs, width, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(shortcut(x) + F(x))."""
+        """Return relu(shortcut(x) + F(x))."""
         y = functional.relu(self.norm1(self.conv1(x)))
         return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 @mark_own
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions and the input added to them (He et al. 2015, figure 5)."""
+    """Residual block of 1x1, 3x3 and 1x1 convolutions (He et al. 2015, figure 5)."""
 
     growth = 4
 
@@ -55,7 +56,7 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut_layer(inputs, 4 * width, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(shortcut(x) + F(x))."""
+        """Return relu(shortcut(x) + F(x))."""
         y = functional.relu(self.norm1(self.conv1(x)))
         y = functional.relu(self.norm2(self.conv2(y)))
         return functional.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
@@ -63,7 +64,7 @@ class Bottleneck(nn.Module):
 
 @mark_own
 class WideBlock(nn.Module):
-    """Norm before convolution, twice, and the input added (Zagoruyko and Komodakis 2016)."""
+    """Residual block with norm before convolution, twice (Zagoruyko and Komodakis 2016)."""
 
     growth = 1
 
@@ -75,7 +76,7 @@ class WideBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity() if same else convolution_layer(inputs, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """shortcut(...) + F(x); where the shape changes, the shortcut starts after the first norm."""
+        """Return shortcut(...) + F(x); where the shape changes, the shortcut starts after the first norm."""
         y = functional.relu(self.norm1(x))
         beside = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(y)
         inner: Tensor = self.conv2(functional.relu(self.norm2(self.conv1(y))))
@@ -83,7 +84,7 @@ class WideBlock(nn.Module):
 
 
 def shortcut_layer(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
-    """The identity, or a 1x1 convolution where the shape changes."""
+    """Return the identity, or a 1x1 convolution where the shape changes."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(convolution_layer(inputs, outputs, 1, stride), group_norm(outputs, groups))
@@ -98,7 +99,7 @@ class ResNet(nn.Module):
         self.stem, self.blocks, self.head = stem, nn.Sequential(*blocks), head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of images."""
+        """Return the logits of a batch of images."""
         logits: Tensor = self.head(self.blocks(self.stem(x)))
         return logits
 
@@ -106,7 +107,7 @@ class ResNet(nn.Module):
 def build_stages(
     block: type[Block] | type[Bottleneck] | type[WideBlock], inputs: int, shape: Sequence[tuple[int, int]], groups: int
 ) -> tuple[list[nn.Module], int]:
-    """The blocks of all stages, `shape` = (width, depth) of each; every stage but the first halves the image."""
+    """Return the blocks of all stages and their width; `shape` = (width, depth); all but the first halve the image."""
     blocks: list[nn.Module] = []
     for stage, (width, depth) in enumerate(shape):
         for index in range(depth):
@@ -117,7 +118,7 @@ def build_stages(
 
 
 def stem_of(size: int, channels: int, width: int, groups: int) -> nn.Module:
-    """7: a strided 7x7 convolution and a strided pool (large images); 3: a 3x3 convolution (small images)."""
+    """Return the stem. 7: strided 7x7 convolution and pool (large images); 3: 3x3 convolution (small images)."""
     if size not in (3, 7):
         invalid("model.stem", size, "is 7 (large images, as He et al.) or 3 (small images)")
     first = [convolution_layer(channels, width, size, 2 if size == 7 else 1), group_norm(width, groups), nn.ReLU()]
@@ -125,19 +126,19 @@ def stem_of(size: int, channels: int, width: int, groups: int) -> nn.Module:
 
 
 def mean_head(width: int, classes: int) -> nn.Module:
-    """Mean over the image, then the output layer."""
+    """Return a mean over the image, then the output layer."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
 def resnet18(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: int = 7, groups: int = 32) -> nn.Module:
-    """ResNet-18 of He et al.: 11,181,642 parameters on 3 channels and 10 classes, as in R-DPCFL's Table 3."""
+    """Return ResNet-18 (He et al.): 11,181,642 parameters on 3 channels and 10 classes, as in R-DPCFL's Table 3."""
     channels = image_channels("resnet18", input_shape, kind)
     blocks, width = build_stages(Block, 64, [(64, 2), (128, 2), (256, 2), (512, 2)], check_positive("groups", groups))
     return ResNet(stem_of(stem, channels, 64, groups), blocks, mean_head(width, classes))
 
 
 def resnet101(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: int = 7, groups: int = 32) -> nn.Module:
-    """ResNet-101 of He et al.: 33 bottleneck blocks, 42,520,650 parameters on 3 channels and 10 classes."""
+    """Return ResNet-101 (He et al.): 33 bottleneck blocks, 42,520,650 parameters on 3 channels and 10 classes."""
     channels = image_channels("resnet101", input_shape, kind)
     blocks, width = build_stages(
         Bottleneck, 64, [(64, 3), (128, 4), (256, 23), (512, 3)], check_positive("groups", groups)
@@ -146,7 +147,7 @@ def resnet101(*, input_shape: tuple[int, ...], classes: int, kind: Kind, stem: i
 
 
 def wide_resnet_40_4(*, input_shape: tuple[int, ...], classes: int, kind: Kind, groups: int = 16) -> nn.Module:
-    """WideResNet-40-4: three stages of six blocks, 64, 128 and 256 wide, norm before convolution."""
+    """Return WideResNet-40-4: three stages of six blocks, 64, 128 and 256 wide, norm before convolution."""
     channels = image_channels("wide_resnet_40_4", input_shape, kind)
     blocks, width = build_stages(WideBlock, 16, [(64, 6), (128, 6), (256, 6)], check_positive("groups", groups))
     head = nn.Sequential(
@@ -164,7 +165,7 @@ def resnet(
     depth: int = 1,
     groups: int = 8,
 ) -> nn.Module:
-    """A small ResNet: `depth` blocks at each of the widths in `channels`, 3x3 stem; 78,042 parameters on 3x32x32."""
+    """Return a small ResNet: `depth` blocks per width in `channels`, 3x3 stem; 78,042 parameters on 3x32x32."""
     inputs = image_channels("resnet", input_shape, kind)
     sizes = check_widths("channels", channels)
     if not sizes:
@@ -178,7 +179,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def linear(*, input_shape: tuple[int, ...], classes: int, kind: Kind) -> nn.Module:
-    """Softmax regression: W x + b."""
+    """Return softmax regression: W x + b."""
     refuse_text("linear", kind)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), output=nn.Linear(prod(input_shape), classes)))
 
@@ -192,7 +193,7 @@ def mlp(
     activation: str = "relu",
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Fully connected layers of the widths in `hidden`, dropout after each where asked for, then the output layer."""
+    """Return fully connected layers of the widths in `hidden`, optional dropout after each, and the output layer."""
     refuse_text("mlp", kind)
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         invalid("model.dropout", dropout, "a rate lies in [0, 1)")
@@ -209,14 +210,14 @@ def mlp(
 
 
 def activation_layer(name: str) -> nn.Module:
-    """The activation layer of that name."""
+    """Return the activation layer of that name; raise for an unknown name."""
     if str(name) not in ACTIVATIONS:
         invalid("model.activation", name, "no such activation", did_you_mean(str(name), list(ACTIVATIONS)))
     return ACTIVATIONS[str(name)]()
 
 
 def check_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """The values, when they are a list of positive whole numbers."""
+    """Return the values; raise unless they are a list of positive whole numbers."""
     given = values if isinstance(values, Sequence) and not isinstance(values, str) else None
     if given is None or not all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in given):
         invalid(f"model.{name}", values, "is a list of positive whole numbers", f"give {name} = [64]")
@@ -224,20 +225,20 @@ def check_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_positive(name: str, value: int) -> int:
-    """The value, when it is a positive whole number."""
+    """Return the value; raise unless it is a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         invalid(f"model.{name}", value, "is a positive whole number")
     return value
 
 
 def refuse_text(model: str, kind: Kind) -> None:
-    """Token numbers are no measurements: a dense layer on them means nothing."""
+    """Raise for text: token numbers are not measurements, so a dense layer on them is meaningless."""
     if kind is Kind.TEXT:
         invalid("model.name", model, "takes vectors or images, and the data are text", 'use "bilstm" or "lstm"')
 
 
 def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
-    """Two 5x5 convolutions (16, 32), each halved by max pooling, one dense layer: 28,938 parameters on 28x28.
+    """Return two 5x5 convolutions (16, 32), each with 2x2 max pooling, and a dense layer: 28,938 parameters on 28x28.
 
     Reference: R-DPCFL, Table 2. The table prints a ReLU after the last layer; the logits are left free here.
     """
@@ -251,7 +252,7 @@ def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: s
 
 
 def cnn_mcmahan(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
-    """Two 5x5 convolutions (32, 64) with 2x2 max pooling, dense 512, output: 1,663,370 parameters on 28x28.
+    """Return two 5x5 convolutions (32, 64) with 2x2 max pooling, dense 512, output: 1,663,370 parameters on 28x28.
 
     Reference: McMahan et al., Communication-Efficient Learning of Deep Networks (2017), section 3.
     """
@@ -265,7 +266,7 @@ def cnn_mcmahan(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activ
 
 
 def cnn_small(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
-    """Strided 8x8 and 4x4 convolutions with overlapping pools, dense 32: 26,010 parameters on 28x28.
+    """Return strided 8x8 and 4x4 convolutions with overlapping pools, dense 32: 26,010 parameters on 28x28.
 
     Reference: Papernot et al., Tempered Sigmoid Activations (2021), Table 1; the MNIST network of DP tutorials.
     """
@@ -280,7 +281,7 @@ def cnn_small(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activat
 
 
 def cnn_3x3(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
-    """Two 3x3 convolutions (32, 64) without padding, one max pooling, dense 128: 1,626,442 parameters on 3x32x32."""
+    """Return two 3x3 convolutions (32, 64), one max pooling, dense 128: 1,626,442 parameters on 3x32x32."""
     channels = image_channels("cnn_3x3", input_shape, kind)
     body = OrderedDict(
         conv1=nn.Conv2d(channels, 32, 3), act1=activation_layer(activation),
@@ -291,7 +292,7 @@ def cnn_3x3(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activatio
 
 
 def image_channels(model: str, input_shape: tuple[int, ...], kind: Kind) -> int:
-    """The number of channels, when the examples are images."""
+    """Return the number of channels; raise unless the examples are images."""
     if kind is not Kind.IMAGE or len(input_shape) != 3:
         invalid(
             "model.name", model, f"takes images, and the data are {kind.value}s of shape {input_shape}", 'use "mlp"'
@@ -307,7 +308,7 @@ def with_head(
     hidden: int = 0,
     activation: str = "relu",
 ) -> nn.Module:
-    """The body, then a dense hidden layer when asked for, then the output layer, sized to what the body gives."""
+    """Return the body with an optional dense hidden layer and the output layer, sized to the body's output."""
     width = count_features(model, nn.Sequential(body), input_shape)
     if hidden:
         body["hidden"] = nn.Linear(width, hidden)
@@ -317,7 +318,7 @@ def with_head(
 
 
 def count_features(model: str, body: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """How many numbers the body makes of one example."""
+    """Return the number of features that the body computes from one example; raise if the image is too small."""
     try:
         with torch.no_grad():
             return int(body(torch.zeros(1, *input_shape)).shape[1])
@@ -327,7 +328,7 @@ def count_features(model: str, body: nn.Module, input_shape: tuple[int, ...]) ->
 
 @mark_own
 class BiLSTM(nn.Module):
-    """Embedding, LSTM in both directions, mean over the words (token 0 is padding), output layer."""
+    """Embedding, bidirectional LSTM, mean over the words (token 0 is padding), output layer."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -336,9 +337,10 @@ class BiLSTM(nn.Module):
         self.output = nn.Linear(2 * hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of a batch of token sequences (n, tokens)."""
+        """Return the logits of a batch of token sequences (n, tokens)."""
         states, _ = self.lstm(self.embedding(tokens))
         words = (tokens != 0).unsqueeze(2).to(states.dtype)
+        # The clamp is for sequences of padding only, which have no words to average.
         logits: Tensor = self.output((states * words).sum(1) / words.sum(1).clamp_min(1.0))
         return logits
 
@@ -352,7 +354,7 @@ def bilstm(
     embedding: int = 300,
     hidden: int = 256,
 ) -> nn.Module:
-    """Bi-directional LSTM of the Sent140 experiments (embedding 300, 256 each way by default)."""
+    """Return the bidirectional LSTM of the Sent140 experiments (embedding 300, 256 each way by default)."""
     if kind is not Kind.TEXT or len(input_shape) != 1:
         invalid("model.name", "bilstm", f"takes token sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
     if vocabulary < 1:
@@ -362,7 +364,7 @@ def bilstm(
 
 @mark_own
 class LSTM(nn.Module):
-    """An LSTM that reads forwards; the output layer after every step, or after the last."""
+    """Forward LSTM with the output layer after every step, or after the last."""
 
     def __init__(self, inputs: nn.Module, width: int, hidden: int, classes: int, every: bool) -> None:
         super().__init__()
@@ -371,7 +373,7 @@ class LSTM(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of token sequences (n, tokens) or of sequences (n, steps, features)."""
+        """Return the logits of a batch of token sequences (n, tokens) or of sequences (n, steps, features)."""
         states, _ = self.lstm(self.inputs(x))
         logits: Tensor = self.output(states if self.every else states[:, -1])
         return logits
@@ -387,9 +389,9 @@ def lstm(
     embedding: int = 64,
     hidden: int = 128,
 ) -> nn.Module:
-    """One forward LSTM over tokens or over (steps, features): a language model, or one output for the sequence.
+    """Return a forward LSTM over tokens or (steps, features): a language model, or one output per sequence.
 
-    Guarantees: an output depends on its own and earlier positions only, so that no token is predicted from itself.
+    Guarantees: an output depends on its own and earlier positions only, so no token is predicted from itself.
     """
     if kind not in (Kind.TEXT, Kind.SEQUENCE):
         invalid("model.name", "lstm", f"takes sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')

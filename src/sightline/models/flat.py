@@ -1,4 +1,4 @@
-"""A model as one contiguous float32 vector: where each tensor stands, how it starts, how it becomes a module."""
+"""A model as one contiguous float32 vector: layout of its tensors, initialisation, conversion to a module."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from sightline.models.task import CLASSIFICATION, Task
 CPU = torch.device("cpu")
 
 Module = nn.Module
-"""Torch's own, for packages that hand modules on and build none."""
+"""torch's own class, for packages that pass modules on and build none."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """How many numbers the tensor holds."""
+        """The number of entries of the tensor."""
         return prod(self.shape)
 
     @property
@@ -39,15 +39,17 @@ class Slot:
         return self.start + self.size
 
 
+# The vector is what travels, is clipped, noised, averaged and stored. Frozen parameters and buffers never enter it:
+# they are the same everywhere, so they carry no data.
 @dataclass(frozen=True, eq=False)
 class FlatModel:
-    """A model whose parameters are one float32 vector of length d, and the task that it is trained for.
+    """A model whose parameters are one float32 vector of length d, with the task it is trained for.
 
-    `classes` is how many numbers it gives for an example (or position): classes, labels, targets, tokens. The vector
-    holds what is trained. Frozen parameters (`requires_grad=False`) and buffers are `constants`: they are in every
-    module, and never in what is clipped, noised or sent.
+    `classes` is the number of outputs per example (or position): classes, labels, targets, tokens. The vector holds
+    what is trained. Frozen parameters (`requires_grad=False`) and buffers are `constants`: they are in every module,
+    and never in what is clipped, noised or sent.
 
-    Guarantees: `split` and `join` are inverse to each other; `init` is a function of the generator alone; no method
+    Guarantees: `split` and `join` are inverse to each other. `init` is a function of the generator alone. No method
     changes torch's global random state.
 
     >>> from sightline.models import build_model
@@ -67,7 +69,7 @@ class FlatModel:
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     task: Task = CLASSIFICATION
     device: torch.device = CPU
-    """Where it is trained; its vectors and the modules that it makes are on the CPU all the same."""
+    """Where it is trained; its vectors and the modules it creates are on the CPU regardless."""
 
     @property
     def parameters(self) -> int:
@@ -75,17 +77,19 @@ class FlatModel:
         return self.layout[-1].stop if self.layout else 0
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        """A fresh vector, drawn by the layers' own rules from the generator."""
+        """Return a fresh vector, drawn from the generator by the layers' own initialisation."""
+        # The seed comes from the caller's generator: initialisation is reproducible and independent of torch's global
+        # state.
         return flatten_module(make_module(self.factory, seed=int(rng.integers(2**63))))
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors of a vector, as views into it; a leading axis of clients is kept."""
+        """Return the named tensors of a vector as views into it; a leading axis of clients is kept."""
         self.check_vector(vector)
         lead = vector.shape[:-1]
         return {slot.name: vector[..., slot.start : slot.stop].view((*lead, *slot.shape)) for slot in self.layout}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector of named tensors: the inverse of `split` for one model."""
+        """Return the vector of named tensors, the inverse of `split` for one model; raise for wrong names or shapes."""
         missing = {slot.name for slot in self.layout} ^ set(tensors)
         if missing:
             invalid(
@@ -99,7 +103,7 @@ class FlatModel:
         return torch.cat([tensors[slot.name].detach().reshape(-1).float() for slot in self.layout])
 
     def module(self) -> nn.Module:
-        """A new torch module of this architecture; its frozen tensors and buffers are the same every time."""
+        """Return a new torch module of this architecture; its frozen tensors and buffers are always the same."""
         module = make_module(self.factory, seed=0)
         for name, tensor in constants_of(module).items():
             if name in self.constants:
@@ -107,7 +111,7 @@ class FlatModel:
         return module
 
     def named_tensors(self, vector: Tensor) -> dict[str, Tensor]:
-        """Everything that `load_state_dict` of the module asks for: trained and frozen tensors, buffers, tied ones."""
+        """Return everything that `load_state_dict` expects: trained, frozen and tied tensors, and buffers."""
         trained, module = self.split(vector), self.module()
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         kept = {name: one for name, one in module.state_dict(keep_vars=True).items() if isinstance(one, Tensor)}
@@ -119,9 +123,9 @@ class FlatModel:
         return trained | beside
 
     def load(self, tensors: Mapping[str, Tensor]) -> tuple["FlatModel", Tensor]:
-        """The model with these frozen tensors and buffers, and the vector of the others: `named_tensors` backwards.
+        """Return the model with these constants, and the vector of the other tensors; the inverse of `named_tensors`.
 
-        Constants that are not among the tensors stay as the factory made them.
+        Constants that are not among the tensors keep the factory's values.
         """
         known = {name for name in self.named_tensors(torch.zeros(self.parameters)) if name not in self.constants}
         trained = {slot.name for slot in self.layout}
@@ -140,14 +144,16 @@ class FlatModel:
 
 
 def make_module(factory: Callable[[], nn.Module], *, seed: int) -> nn.Module:
-    """Call the factory under its own seed and leave torch's global generator as it was."""
+    """Call the factory under its own seed and restore torch's global generator."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device: a millisecond
+        # torch.manual_seed queries every kind of device, which takes a millisecond.
+        torch.default_generator.manual_seed(seed)
         return without_running_statistics(factory())
 
 
 def without_running_statistics(module: nn.Module) -> nn.Module:
-    """Let normalisation layers use the batch at hand: running statistics are no part of the vector that travels."""
+    """Make normalisation layers use the current batch: running statistics are not part of the vector."""
+    # Running statistics are data of the examples outside the vector: neither clipped, noised nor accounted.
     for layer in module.modules() if isinstance(module, nn.Module) else ():
         if getattr(layer, "track_running_stats", False):
             layer.track_running_stats = False  # type: ignore[assignment]
@@ -156,17 +162,17 @@ def without_running_statistics(module: nn.Module) -> nn.Module:
 
 
 def flatten_module(module: nn.Module) -> Tensor:
-    """The trained parameters of a module as one float32 vector, in the order of `named_parameters`."""
+    """Return the trained parameters of a module as one float32 vector, in the order of `named_parameters`."""
     return torch.cat([parameter.detach().reshape(-1).float() for _, parameter in trained_parameters(module)])
 
 
 def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The named parameters that are not frozen: what travels."""
+    """Return the named parameters that are not frozen: what travels."""
     return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:
-    """The frozen parameters and the buffers of a module by name, as they lie in it."""
+    """Return the frozen parameters and buffers of a module by name, not copied."""
     frozen = (
         (name, parameter.detach()) for name, parameter in module.named_parameters() if not parameter.requires_grad
     )
@@ -174,7 +180,7 @@ def constants_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def layout_of(module: nn.Module) -> tuple[Slot, ...]:
-    """Where each trained parameter of a module stands in its flat vector."""
+    """Return the slot of each trained parameter of a module in its flat vector."""
     slots: list[Slot] = []
     for name, parameter in trained_parameters(module):
         slots.append(Slot(name, tuple(parameter.shape), slots[-1].stop if slots else 0))
@@ -193,7 +199,8 @@ def bind_parameters(
 
 
 def probe_inputs(model: FlatModel, batch: int, *, seed: int = 0) -> Tensor:
-    """A batch of the model's input type and shape, different in every number, the same every time for a seed."""
+    """Return a made-up batch of the model's input type and shape, with distinct numbers, fixed for a seed."""
+    # Made up and fixed: choices that follow from probes must not depend on private data.
     size = (batch, *model.input_shape)
     generator = torch.Generator().manual_seed(seed)
     if model.kind is Kind.TEXT:

@@ -1,4 +1,4 @@
-"""A walk through every value that a module's own code can reach and change, and what it cannot look into.
+"""Walk every value that a module's own code can reach and change, and report what cannot be inspected.
 
 Objects of every type are walked by value: attributes, slots, items, and what `copy.deepcopy` would copy of them.
 """
@@ -30,9 +30,9 @@ from sightline.models.mixing import OURS
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
 WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
-"""Of a module's own attributes: what is looked at by other means, or set by who trains it."""
+"""Module attributes that are inspected by other means, or set by the trainer."""
 MOST = 200_000
-"""How many values are looked at; a module that holds more has its data sets in itself."""
+"""Most values inspected; a module that holds more contains its data sets."""
 UNSEEN = "whose content cannot be looked at"
 DRAWS = "a random generator"
 
@@ -44,19 +44,19 @@ FIXED = (
     types.ClassMethodDescriptorType, CodeType, np.ufunc, torch.jit.ScriptFunction, torch._ops.OpOverload,
     torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator,
 )  # fmt: skip
-"""Types of which an object cannot be changed: it is compared by being the same one."""
+"""Types whose objects cannot change: they are compared by identity."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 LOGGER = frozenset(vars(logging.getLogger("sightline.none"))) - {"level", "disabled", "propagate", "name"}
 """Attributes of a logger that logging itself fills."""
 MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
-"""Of a class: what Python puts there and no assignment changes, or where its code stands."""
+"""Class attributes that Python creates and no assignment changes, or that say where code stands."""
 
 Leaf = tuple[str, Any]
-"""Where a value stands, and the value."""
+"""Where a value is, and the value."""
 
 
 class Itself:
-    """An object that is compared by being the same one."""
+    """Wrapper that compares an object by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -67,19 +67,24 @@ class Itself:
     __hash__ = None  # type: ignore[assignment]
 
 
+# An object that cannot be inspected may hold data of earlier examples, so it must count as changed, never as unchanged.
 class Walk:
-    """One walk through everything that a module's code can reach and change.
+    """One walk over everything that a module's code can reach and change.
 
-    Guarantees: the same leaves for the same values, also of a deep copy; an object that is met again is named by its
-    number in the walk; one that cannot be looked into is a leaf that is the same as nothing else.
+    Guarantees: yields the same leaves for the same values, also for a deep copy. An object met again is identified by
+    its number in the walk. One that cannot be inspected is a leaf that equals nothing else.
     """
 
     def __init__(self, trained: Iterable[nn.Parameter], *, outside: bool = True) -> None:
-        self.outside = outside  # whether what belongs to installed packages is looked at
-        self.alive: list[Any] = list(trained)  # what was seen stays, so that no other object gets its number
+        # Whether values of installed packages are inspected.
+        self.outside = outside
+        # Seen objects stay alive, so that no other object can get the same id.
+        self.alive: list[Any] = list(trained)
         self.seen = {id(one): number for number, one in enumerate(self.alive)}
-        self.trained, self.count = frozenset(self.seen), 0  # trained parameters change, and are no state
-        self.functions: list[FunctionType] = []  # of the user's own
+        # Trained parameters change in training; that is not state.
+        self.trained, self.count = frozenset(self.seen), 0
+        # Functions of the user's own code.
+        self.functions: list[FunctionType] = []
 
     def mark_seen(self, value: Any) -> None:
         """Give an object the next number."""
@@ -87,7 +92,7 @@ class Walk:
         self.alive.append(value)
 
     def of_layer(self, name: str, layer: nn.Module) -> Iterator[Leaf]:
-        """Buffers, frozen parameters, attributes and parts of one layer, and what its class's code uses."""
+        """Yield buffers, frozen parameters, attributes and parts of one layer, and what its class's code uses."""
         if id(layer) in self.seen:
             yield f"module '{name}'", self.seen[id(layer)]
             return
@@ -112,7 +117,7 @@ class Walk:
             yield from self.of_class(type(layer))
 
     def of_tensor(self, place: str, tensor: Tensor | None) -> Iterator[Leaf]:
-        """The numbers of a tensor, its attributes and hooks; of one that is trained or was met before, which it is."""
+        """Yield a tensor's numbers, attributes and hooks; for a trained or known tensor only its number."""
         if tensor is None or id(tensor) in self.seen:
             yield place, None if tensor is None else self.seen[id(tensor)]
         else:
@@ -122,7 +127,7 @@ class Walk:
             yield from self.of_extras(place, tensor)
 
     def of_extras(self, place: str, tensor: Tensor) -> Iterator[Leaf]:
-        """What hangs at a tensor."""
+        """Yield hooks and attributes attached to a tensor."""
         for word in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             if getattr(tensor, word, None):
                 yield from self.of_value(f"{word} of {place}", getattr(tensor, word))
@@ -130,10 +135,11 @@ class Walk:
             yield from self.of_value(f"{place}.{word}", value)
 
     def of_value(self, place: str, value: Any) -> Iterator[Leaf]:
-        """A value, or what is in it."""
+        """Yield a value, or its contents."""
         self.count += 1
         if self.count > MOST:
-            yield f"one of more than {MOST} values, {place}", Itself(object())  # the same as nothing else
+            # Equal to nothing else: a module too large to inspect counts as changed.
+            yield f"one of more than {MOST} values, {place}", Itself(object())
         elif type(value) in PLAIN:
             yield place, value
         elif isinstance(value, Tensor):
@@ -152,7 +158,7 @@ class Walk:
             yield from self.of_object(place, value)
 
     def of_object(self, place: str, value: Any) -> Iterator[Leaf]:
-        """What is in an object that the walk has not met before."""
+        """Yield the contents of an object that the walk has not met before."""
         state = generator_state(value)
         if state is not None:
             yield f"{place} ({DRAWS})", state
@@ -179,9 +185,10 @@ class Walk:
             yield from self.of_parts(place, value)
 
     def of_container(self, place: str, value: Any) -> Iterator[Leaf]:
-        """All of a container at once when it holds plain values only, else one after the other."""
+        """Yield a container as one leaf if it holds plain values only, else its items one by one."""
         kind = next(one for one in CONTAINERS if isinstance(value, one))
-        inside = list(dict.values(value) if kind is dict else kind.__iter__(value))  # whatever a subclass makes of it
+        # The base class's own iteration, because a subclass may override it.
+        inside = list(dict.values(value) if kind is dict else kind.__iter__(value))
         keys = list(dict.keys(value)) if kind is dict else []
         if isinstance(value, OrderedDict):  # it has an order of its own, which `move_to_end` changes
             keys = list(OrderedDict.keys(value))
@@ -202,18 +209,19 @@ class Walk:
             yield from self.of_attributes(place, value)
 
     def of_attributes(self, place: str, value: Any) -> Iterator[Leaf]:
-        """Attributes and slots of an object, whatever it says of itself, and its class."""
+        """Yield attributes and slots of an object, bypassing its own accessors, and its class."""
         known = LOGGER if isinstance(value, logging.Logger) else ()
         for word, slot in slots_of(cast(Any, type(value))):
             for one in _read_slot(slot, value):
                 yield from self.of_value(f"{place}.{word}", one)
-        for word, one in sorted(getattr(value, "__dict__", {}).items()):  # a copy may have another order
+        # Sorted, because a copy may have another order.
+        for word, one in sorted(getattr(value, "__dict__", {}).items()):
             if word not in known:
                 yield from self.of_value(f"{place}.{word}", one)
         yield from self.of_class(type(value))
 
     def of_parts(self, place: str, value: Any) -> Iterator[Leaf]:
-        """An object of any other type: its attributes, and where it holds more than these what a copy would take."""
+        """Yield an object of any other type: its attributes, and what a copy would take if it holds more."""
         yield place, Itself(type(value))
         if not self.outside and is_installed(type(value).__module__):
             return
@@ -231,7 +239,7 @@ class Walk:
             yield from self.of_reduced(place, value)
 
     def of_reduced(self, place: str, value: Any) -> Iterator[Leaf]:
-        """What would be copied of an object whose state is not Python's."""
+        """Yield what would be copied of an object whose state is in C."""
         parts = reduced(value)
         if parts is None:
             yield f"{place} (a {type(value).__name__}, {UNSEEN})", Itself(object())
@@ -242,12 +250,13 @@ class Walk:
             yield from self.of_value(place, (parts[1], parts[2] if len(parts) > 2 else None, *more))
 
     def of_cache(self, place: str, value: Any) -> Iterator[Leaf]:
-        """What a cache of functools holds."""
+        """Yield the contents of a functools cache."""
         if is_installed(getattr(value, "__module__", None)):
             return
         yield place, value.cache_info().currsize
         kept = next(one for one in gc.get_referents(value) if type(one) is dict and one is not vars(value))
-        mark = [one for one in gc.get_referents(value) if type(one) is object]  # stands before keyword arguments
+        # The marker object that functools puts before keyword arguments.
+        mark = [one for one in gc.get_referents(value) if type(one) is object]
         for number, key in enumerate(list(kept)):
             given = key if type(key) is tuple else (key,)
             if value.cache_parameters()["typed"] or any(one is known for one in given for known in mark):
@@ -257,7 +266,7 @@ class Walk:
         yield from self.of_value(place, value.__wrapped__)
 
     def of_class(self, kind: type) -> Iterator[Leaf]:
-        """Attributes and functions of a class of the user's own, and of those that it derives from."""
+        """Yield attributes and functions of a user's class and of its bases."""
         for one in (*kind.__mro__, type(kind)):
             if id(one) in self.seen or is_installed(one.__module__):
                 continue
@@ -267,14 +276,14 @@ class Walk:
                     yield from self.of_value(f"class attribute '{one.__name__}.{word}'", value)
 
     def of_builtin(self, place: str, value: Any) -> Iterator[Leaf]:
-        """A function of C, and what it is bound to."""
+        """Yield a C function and the object it is bound to."""
         bound = value.__self__
         yield place, (value.__name__, Itself(bound) if isinstance(bound, type | ModuleType) else type(bound))
         if not isinstance(bound, type | ModuleType):
             yield from self.of_value(place, bound)
 
     def of_function(self, place: str, value: Any) -> Iterator[Leaf]:
-        """What a function of the user's own closes over, its defaults, and the global names that it uses."""
+        """Yield what a user's function closes over, its defaults, and the global names it uses."""
         if isinstance(value, partial):
             yield from self.of_value(place, (value.func, value.args, value.keywords, vars(value)))
             return
@@ -295,13 +304,14 @@ class Walk:
         for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
                 yield from self.of_value(f"'{word}' in the closure of {function.__name__}", cell.cell_contents)
-            except ValueError:  # not filled yet
+            # The cell is not filled yet.
+            except ValueError:
                 continue
         yield from self.of_value(f"default of {function.__name__}", (function.__defaults__, function.__kwdefaults__))
         yield from self.of_globals(function)
 
     def of_globals(self, function: FunctionType) -> Iterator[Leaf]:
-        """The global names that a function's code uses, also inside the modules that it names."""
+        """Yield the global names that a function's code uses, also inside the modules it names."""
         names, within = sorted(looked_up_names(function.__code__)), set[int]()
         places = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
         for word in names:
@@ -309,7 +319,7 @@ class Walk:
             yield from self.of_global(f"global '{word}'", found, names, within)
 
     def of_global(self, place: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
-        """A global value; of a module what the names name in it, of installed code what was put there."""
+        """Yield a global value; of a module what the names refer to in it, of installed code only what was attached."""
         if isinstance(value, ModuleType):
             if id(value) in within or not (self.outside or not is_installed(value.__name__)):
                 return
@@ -327,7 +337,7 @@ class Walk:
 
 @functools.lru_cache(maxsize=1024)
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The slots of a class, whatever their names are."""
+    """Return the slots of a class, whatever their names."""
     every = (pair for one in reversed(kind.__mro__) for pair in vars(one).items())
     return tuple((word, slot) for word, slot in every if isinstance(slot, types.MemberDescriptorType))
 
@@ -335,14 +345,16 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 def _read_slot(slot: Any, value: Any) -> tuple[Any, ...]:
     try:
         return (slot.__get__(value),)
-    except AttributeError:  # not filled
+    # The slot is not filled.
+    except AttributeError:
         return ()
 
 
 def _is_readable(file: io.IOBase) -> bool:
     try:
         return file.readable()
-    except ValueError:  # closed
+    # The file is closed.
+    except ValueError:
         return False
 
 
@@ -359,7 +371,7 @@ WORD = object.__basicsize__ // 2
 
 @functools.lru_cache(maxsize=1024)
 def holds_more(kind: Any) -> bool:
-    """Whether objects of a type have room for more than attributes and slots: state of C.
+    """Return whether objects of a type have room beyond attributes and slots, that is, state in C.
 
     >>> import array, argparse
     >>> holds_more(array.array), holds_more(argparse.Namespace)
@@ -372,7 +384,7 @@ def holds_more(kind: Any) -> bool:
 
 
 def reduced(value: Any) -> Any:
-    """What `copy` would take of an object: its `__reduce_ex__`, or None where it has none."""
+    """Return what `copy` would take of an object: its `__reduce_ex__`, or None if it has none."""
     reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
     try:
         with warnings.catch_warnings():
@@ -384,18 +396,19 @@ def reduced(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def looked_up_names(code: CodeType) -> frozenset[str]:
-    """The names that a piece of code and the functions in it look up, or hold as text."""
+    """Return the names that a piece of code and its inner functions look up, or hold as text."""
     names = set(code.co_names)
     for one in code.co_consts:
         if isinstance(one, CodeType):
             names |= looked_up_names(one)
+        # Text counts too: getattr and globals() look names up by it.
         elif isinstance(one, str) and one.isidentifier():
             names.add(one)
     return frozenset(names)
 
 
 def generator_state(value: Any) -> Any:
-    """The state of a random generator, which is carried from call to call like any other; None for other objects."""
+    """Return the state of a random generator, which persists between calls; None for other objects."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
@@ -406,7 +419,7 @@ def generator_state(value: Any) -> Any:
 
 
 def is_installed(name: str | None) -> bool:
-    """Whether a module comes with Python or from an installed package: not the user's own code."""
+    """Return whether a module belongs to Python or an installed package, not to the user's own code."""
     top = name.partition(".")[0] if isinstance(name, str) else "builtins"
     if top in INSTALLED:
         return INSTALLED[top]

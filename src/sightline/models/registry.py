@@ -1,4 +1,4 @@
-"""Models by name, the user's own as "package.module:factory", and modules that a Python program hands over."""
+"""Models by name, by "package.module:factory", or as modules passed by a Python program."""
 
 import inspect
 import re
@@ -36,12 +36,12 @@ from sightline.models.task import CLASSIFICATION, Task, probe_targets
 
 
 class TokenLogits(nn.Module):
-    """A model of Hugging Face's transformers or peft as a module from tokens (B, T) to logits.
+    """A Hugging Face transformers or peft model as a module from tokens (B, T) to logits.
 
-    Such models are called by name and return objects; this one calls `model(input_ids=tokens, **settings)` and returns
-    the object's `logits`, with `last` only those of the last token (a language model that predicts the next one).
-    Build the model from its configuration inside your factory; nothing is downloaded. What it trains is what
-    `requires_grad` says: peft's LoRA freezes the rest, which is then neither noised nor sent.
+    Such models take keyword arguments and return objects. This wrapper calls `model(input_ids=tokens, **settings)` and
+    returns the object's `logits`; with `last` only those of the last token (a language model that predicts the next
+    one). Build the model from its configuration inside your factory; nothing is downloaded. It trains what has
+    `requires_grad`: peft's LoRA freezes the rest, which is then neither noised nor sent.
 
         def factory(vocabulary, classes):
             config = BertConfig(vocab_size=vocabulary, num_labels=classes, hidden_size=128, num_hidden_layers=2)
@@ -53,13 +53,13 @@ class TokenLogits(nn.Module):
         self.model, self.last, self.settings = model, last, settings
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of a batch of tokens."""
+        """Return the logits of a batch of tokens."""
         logits: Tensor = self.model(input_ids=tokens, **self.settings).logits
         return logits[:, -1] if self.last else logits
 
 
 TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)
-"""What torch says of a layer that nothing can hold."""
+"""torch's messages for a layer that does not fit into memory."""
 
 Factory = Callable[..., nn.Module]
 
@@ -70,7 +70,7 @@ MODELS: dict[str, Factory] = {
         lstm,
     )
 }  # fmt: skip
-"""Every model Sightline brings, by the name used in the experiment file."""
+"""Sightline's models by their name in the experiment file."""
 
 
 def build_model(
@@ -84,13 +84,13 @@ def build_model(
     task: Task = CLASSIFICATION,
     factory: Factory | None = None,
 ) -> FlatModel:
-    """The model of that name for these data and this task, as a flat vector and a module factory.
+    """Return the named model for these data and this task, as a flat vector and a module factory.
 
-    A `factory` that is given stands for a name that begins with "python:", see `read_given_model`.
+    If `factory` is given, the name begins with "python:", see `read_given_model`.
 
-    Guarantees: an unknown model or setting, a factory that cannot be imported or called, and a module whose output is
-    not (batch, classes), or what else the task compares with targets, raise `InvalidInput` in one line; torch's global
-    random state is left alone.
+    Guarantees: raises `InvalidInput` for an unknown model or setting, a factory that cannot be imported or called, and
+    a module whose output is not (batch, classes) or what else the task compares with targets. torch's global random
+    state is left unchanged.
 
     >>> build_model("cnn", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={}).parameters
     28938
@@ -111,7 +111,7 @@ def build_model(
 
 
 def known_factory(name: str) -> Factory:
-    """The factory of a model that Sightline brings."""
+    """Return the factory of a bundled model; raise for an unknown name."""
     if name not in MODELS:
         way_out = did_you_mean(name, list(MODELS)) + ' (your own: "package.module:factory")'
         invalid("model.name", name, "no such model", way_out)
@@ -119,7 +119,7 @@ def known_factory(name: str) -> Factory:
 
 
 def own_factory(name: str) -> Factory:
-    """The user's factory behind "package.module:factory"."""
+    """Return the user's factory behind "package.module:factory"."""
     if is_given_model(name):
         law = "the model was handed over by a Python program, and no file can give it back"
         invalid("model.name", name, law, "hand it over again: sightline.run(..., model=...)")
@@ -127,7 +127,7 @@ def own_factory(name: str) -> Factory:
 
 
 def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
-    """What a user calls "package.module:name"; every mistake is one line."""
+    """Return the object behind "package.module:name"; raise if it cannot be imported or is not callable."""
     place, _, attribute = name.partition(":")
     try:
         module = import_module(place)
@@ -144,22 +144,22 @@ def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
 
 
 GIVEN = "python:"
-"""How the name of a model begins that no file can give back."""
+"""Prefix of names of models that no file can restore."""
 
 
 def is_given_model(name: str) -> bool:
-    """Whether the model of that name was handed over by a Python program."""
+    """Return whether the model of that name was passed by a Python program."""
     return name.startswith(GIVEN)
 
 
 class ModuleCopies:
-    """The factory of a module that was handed over: every call gives a copy, with the weights that it has now."""
+    """Factory for a module passed as an object: every call returns a copy with the weights it had then."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = self._copy(module)
 
     def __call__(self) -> nn.Module:
-        """A copy that shares nothing with any other."""
+        """Return a copy that shares nothing with any other."""
         return self._copy(self.module)
 
     @staticmethod
@@ -171,6 +171,7 @@ class ModuleCopies:
             law = f"cannot be copied ({cause_of(error)})"
             invalid("model", name, law, "give a function that makes it in the place of the module")
         shared = {id(one) for one in chain(module.parameters(), module.buffers())}
+        # A custom __deepcopy__ may return shared tensors; training would then change the caller's module.
         if copied is module or any(id(one) in shared for one in chain(copied.parameters(), copied.buffers())):
             invalid("model", name, "its copy shares tensors with it", "give a function that makes it")
         copied.zero_grad(set_to_none=True)
@@ -178,10 +179,10 @@ class ModuleCopies:
 
 
 def read_given_model(model: Any) -> tuple[str, Factory]:
-    """The name and the factory of a module or a factory that a Python program hands over.
+    """Return name and factory of a module or factory passed by a Python program.
 
-    A module's own weights are what training starts from, and it stays as it is: training happens on copies. A factory
-    is called as one that is named in a file.
+    Training starts from a module's own weights and leaves it unchanged, working on copies. A factory is called like one
+    that is named in a file.
 
     >>> read_given_model(nn.Linear(2, 3))[0], read_given_model(linear)[0]
     ('python:Linear', 'python:linear')
@@ -197,7 +198,7 @@ def read_given_model(model: Any) -> tuple[str, Factory]:
 
 
 def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> None:
-    """Raise when a factory gives the same trained tensors twice: one use of the model would move another's."""
+    """Raise if a factory returns the same trained tensors twice: one client's training would change another's model."""
     first = {parameter.data_ptr(): word for word, parameter in trained_parameters(module) if parameter.numel()}
     for word, parameter in trained_parameters(make_module(ready, seed=0)):
         if parameter.data_ptr() in first and parameter.numel():
@@ -206,7 +207,7 @@ def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.M
 
 
 def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of the data that the factory asks for, and the settings, none of them unknown to it."""
+    """Return the factory's arguments: facts of the data that it asks for, and settings; raise for unknown ones."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -222,7 +223,7 @@ def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], setting
 
 
 def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.Module:
-    """The module, or one line that says why the factory did not give one."""
+    """Return the module, or raise with the reason why the factory failed."""
     try:
         module = make_module(ready, seed=0)
     except SightlineError:
@@ -231,6 +232,7 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
         cause = cause_of(error)
         if isinstance(error, MemoryError | RuntimeError) and TOO_LARGE.search(str(error)):
             invalid("model.name", name, f"does not fit into the memory ({cause})", "make it smaller")
+        # A failure in a bundled factory is a bug of ours: show its traceback.
         if not own:
             raise
         invalid(
@@ -245,8 +247,9 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
 
 
 def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """The module's frozen tensors and buffers, when the factory makes the same every time: they do not travel."""
+    """Return the module's frozen tensors and buffers; raise unless the factory always creates the same."""
     found = {word: tensor.clone() for word, tensor in constants_of(module).items()}
+    # Constants are created on every node from the factory. If they differed, nodes would train different models.
     again = constants_of(make_module(ready, seed=0)) if found else {}
     for word, tensor in found.items():
         if word not in again or not same_numbers(tensor, again[word]):
@@ -256,19 +259,20 @@ def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module])
 
 
 def cause_of(error: Exception) -> str:
-    """The type and first words of an error in the user's code, on one line."""
+    """Return type and first words of an error in the user's code, on one line."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
     return words if len(words) <= 160 else words[:157] + "..."
 
 
 def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
-    """Raise unless the module has trainable float32 parameters and gives what its task compares with targets."""
+    """Raise unless the module has trainable float32 parameters and outputs that fit its task."""
     if not model.layout:
         law = "all parameters are frozen" if model.constants else "the module has no parameters"
         invalid("model.name", name, law, "give it at least one layer to train")
     for word, parameter in trained_parameters(module):
         if parameter.dtype != torch.float32:
             invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
+    # Several batch sizes, one among them: a layer that confuses the batch with channels gives a wrong shape for some.
     for batch in (2, 3) if mixing_layer(module) is not None else (1, 2, 3):
         check_output(name, module, model, batch)
     if model.task.own_loss is not None:
@@ -278,7 +282,7 @@ def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
 
 
 def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> None:
-    """Raise unless the module gives (batch, ...) of the task: a layer that took the batch for channels would not."""
+    """Raise unless the module returns (batch, ...) as the task needs."""
     try:
         with torch.no_grad():
             output = module.eval()(probe_inputs(model, batch))
@@ -292,7 +296,7 @@ def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> 
 
 
 def check_loss(model: FlatModel, module: nn.Module) -> None:
-    """Raise unless the user's own loss gives one number for the output and target of one example."""
+    """Raise unless the user's own loss returns one number for the output and target of one example."""
     loss, name = model.task.own_loss, model.task.loss_name
     with torch.no_grad():
         output = module.eval()(probe_inputs(model, 2))[0]
@@ -310,5 +314,5 @@ def check_loss(model: FlatModel, module: nn.Module) -> None:
 
 
 def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The user's per-example loss behind "package.module:function"."""
+    """Return the user's per-example loss behind "package.module:function"."""
     return import_object("model.loss", name, "a function of one output and one target")

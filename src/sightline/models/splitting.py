@@ -1,4 +1,4 @@
-"""Parts of a model that are trained alone: dense and residual submodels, dropout of one half as two parts."""
+"""Split a model into parts that are trained alone: dense and residual submodels, and dropout as two parts."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +21,15 @@ from sightline.models.mixing import mark_own, unknown_part
 from sightline.models.submodel import Inputs, Partitions, Splitting, Submodel, deal_positions
 
 DROPOUT = nn.modules.dropout._DropoutNd
+# Which parameters are split is decided by layer types, not by looking at gradients: a dead unit would make any probe
+# look disjoint. What is not known to be split counts as unsplit, which is always sound.
 KEEP_ZERO = (
     nn.ReLU, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Identity, nn.Dropout, nn.Dropout2d,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
 )  # fmt: skip
-"""Layers that work on every node by itself and make zero of zero."""
+"""Layers that act on every node separately and map zero to zero."""
 PER_NODE = (*KEEP_ZERO, nn.Sigmoid, nn.Softplus)
-"""Layers that work on every node by itself."""
+"""Layers that act on every node separately."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Touch:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of the chain, with the shape of one example's output."""
+    """A layer of the chain, with the output shape of one example."""
 
     name: str
     module: nn.Module
@@ -51,7 +53,7 @@ class Layer:
 
 
 def check_layer(layer: Layer) -> None:
-    """Refuse a rate other than one half, and masks that drop pixels instead of channels."""
+    """Raise for a rate other than one half, and for masks that drop pixels instead of channels."""
     rate = layer.module.p
     if rate != 0.5:
         law = "amplification needs rate 0.5: only then are a mask and its complement equally likely"
@@ -63,7 +65,7 @@ def check_layer(layer: Layer) -> None:
 
 
 def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
-    """The layers of the model's nested chains in order, each with its output shape."""
+    """Return the layers of the model's nested chains in order, each with its output shape."""
     found: list[Layer] = []
     x = probe_inputs(model, 1)
     with torch.no_grad():
@@ -74,7 +76,7 @@ def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
 
 
 def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(full name, layer) in the order of the pass; a layer that is used twice comes twice."""
+    """Yield (full name, layer) in forward order; a layer that is used twice appears twice."""
     for name, child in module._modules.items():
         if type(child) is nn.Sequential:
             yield from chain_layers(child, f"{prefix}{name}.")
@@ -83,7 +85,7 @@ def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 
 
 def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
-    """The tensors into and out of the nodes of one dropout layer; `names` are the tensors' own, by identity."""
+    """Yield the tensors into and out of the nodes of one dropout layer; `names` are tensor names by identity."""
     nodes = layers[place].output[0]
     before = next((layer for layer in reversed(layers[:place]) if not isinstance(layer.module, PER_NODE)), None)
     if before is not None and has_nodes_in_front(before):
@@ -99,12 +101,12 @@ def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, 
 
 
 def flattens_examples(module: nn.Module) -> bool:
-    """Whether all of one example becomes one row, node after node."""
+    """Return whether the layer turns each example into one row, node after node."""
     return isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
 
 
 def has_nodes_in_front(layer: Layer) -> bool:
-    """Whether each entry of the first axis of the layer's tensors makes one node, and nothing else."""
+    """Return whether each entry of the first axis of the layer's tensors makes exactly one node."""
     module = layer.module
     if isinstance(module, nn.LayerNorm):
         return tuple(module.normalized_shape) == layer.output
@@ -112,7 +114,7 @@ def has_nodes_in_front(layer: Layer) -> bool:
 
 
 def columns_of(layer: Layer) -> Tensor | None:
-    """The weight from input nodes (second axis) to output nodes (first): of dense layers and plain convolutions."""
+    """Return the weight from input nodes (axis 1) to output nodes (axis 0) of a dense layer or plain convolution."""
     module = layer.module
     if type(module) is nn.Linear:
         return module.weight if len(layer.output) == 1 else None
@@ -120,42 +122,44 @@ def columns_of(layer: Layer) -> Tensor | None:
 
 
 def repeated_tensors(module: nn.Module) -> frozenset[str]:
-    """Tensors that more than one layer of the pass uses: they can have a gradient under every mask."""
+    """Return tensors that more than one layer of the pass uses: they can have a gradient under every mask."""
     uses = Counter(id(parameter) for _, layer in chain_layers(module) for parameter in layer.parameters())
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return frozenset(names[number] for number, count in uses.items() if count > 1)
 
 
 class MaskedStage:
-    """Where the masks of the pass at hand lie, so that every dropout layer finds its own."""
+    """Holder of the current pass's masks, shared by all dropout layers."""
 
     mask: Tensor
 
 
+# torch draws a new mask at every pass. The proof needs one mask per subject and release, held through local steps,
+# chunks and fallbacks to slower paths.
 @mark_own
 class HeldDropout(nn.Module):
-    """Dropout whose mask is given: every node is doubled or dropped."""
+    """Dropout with a given mask: every node is doubled or dropped."""
 
     def __init__(self, stage: MaskedStage, first: int, nodes: int) -> None:
         super().__init__()
         self.stage, self.first, self.nodes = stage, first, nodes
 
     def forward(self, x: Tensor) -> Tensor:
-        """2 m x."""
+        """Return 2 m x."""
         mask = self.stage.mask[:, self.first : self.first + self.nodes]
         return x * (2 * mask).view(*mask.shape, *([1] * (x.dim() - 2)))
 
 
 @mark_own
 class Masked(nn.Sequential):
-    """The chain with its masks as further inputs: (x, m) in one row per example, so that they are never parted."""
+    """The chain with its masks as extra inputs: one row (x, m) per example, so that they cannot be separated."""
 
     def __init__(self, layers: "OrderedDict[str, nn.Module]", stage: MaskedStage, input_shape: tuple[int, ...]) -> None:
         super().__init__(layers)
         self.stage, self.input_shape = stage, input_shape
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The logits of examples under their own masks."""
+        """Return the logits of examples under their own masks."""
         size = prod(self.input_shape)
         self.stage.mask = rows[:, size:]
         x = rows[:, :size].reshape(-1, *self.input_shape)
@@ -165,7 +169,7 @@ class Masked(nn.Sequential):
 
 
 def masked_model(model: FlatModel, nodes: int) -> FlatModel:
-    """The model whose examples carry their masks."""
+    """Return the model whose examples carry their masks."""
     factory = partial(masked_module, model.factory, model.input_shape, model)
     size = prod(model.input_shape) + nodes
     name, layout = f"{model.name} with masks", layout_of(factory())
@@ -175,7 +179,7 @@ def masked_model(model: FlatModel, nodes: int) -> FlatModel:
 
 
 def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...], model: FlatModel) -> nn.Module:
-    """The chain with held dropout in the place of drawn dropout."""
+    """Return the chain with held dropout instead of drawn dropout."""
     stage, first = MaskedStage(), 0
     module = factory()
     sizes = {layer.name: layer.output[0] for layer in trace_layers(model, module.eval())}
@@ -191,7 +195,7 @@ def masked_module(factory: Callable[[], nn.Module], input_shape: tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class DropoutSplitting:
-    """Every subject draws a mask over all dropped nodes, held through its training."""
+    """Splitting by dropout: every subject draws a mask over all dropped nodes, held through its training."""
 
     whole: FlatModel
     masked: FlatModel
@@ -206,26 +210,26 @@ class DropoutSplitting:
 
     @cached_property
     def share(self) -> float:
-        """Each touch halves what is trained of a tensor."""
+        """The expected share of trained parameters; each touch halves what is trained of a tensor."""
         touched = Counter(touch.tensor for touch in self.touches)
         return sum(slot.size * 0.5 ** touched[slot.name] for slot in self.whole.layout) / self.whole.parameters
 
     def draw(self, count: int, *, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """One fair draw per subject and node."""
+        """Return one fair draw per subject and node."""
         return rng.random((count, self.nodes)) < 0.5
 
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:
-        """The whole batch, every example with its own mask."""
+        """Yield the whole batch, every example with its own mask."""
         yield Submodel(self.masked, torch.arange(self.whole.parameters)), np.arange(len(x)), _append_masks(x, assigned)
 
     def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
-        """One mask for all examples; what it drops does not move."""
+        """Return one mask for all examples; what it drops does not move."""
         rows = np.broadcast_to(assigned, (len(x), self.nodes))
         moves = self.kept(np.asarray(assigned))
         return Submodel(self.masked, torch.arange(self.whole.parameters), moves), _append_masks(x, rows)
 
     def kept(self, mask: NDArray[np.bool_]) -> Tensor:
-        """(d,) ones and zeros: the parameters that do not touch a dropped node."""
+        """Return (d,) ones and zeros: the parameters that do not touch a dropped node."""
         moves = torch.ones(self.whole.parameters)
         tensors = self.whole.split(moves)
         for touch in self.touches:
@@ -242,7 +246,7 @@ def _append_masks(x: Inputs, masks: NDArray[np.bool_]) -> Inputs:
 
 
 def dropout_splitting(model: FlatModel) -> DropoutSplitting:
-    """The model's own dropout as a splitting; refused where the proof does not reach."""
+    """Return the model's own dropout as a splitting; raise where the proof does not apply."""
     module = model.module().eval()
     if type(module) is not nn.Sequential or model.kind is Kind.TEXT:
         law = "which weights touch dropped nodes is read off a torch.nn.Sequential of vectors or images"
@@ -263,13 +267,15 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
         touches += touched_by(layers, place, nodes, names)
         nodes += layers[place].output[0]
     shared = repeated_tensors(module)
-    trained = {slot.name for slot in model.layout}  # frozen tensors have no gradient under any mask
+    # Frozen tensors have no gradient under any mask.
+    trained = {slot.name for slot in model.layout}
+    # A tensor that two layers use may have a gradient under every mask: it counts as unsplit.
     own = tuple(touch for touch in touches if touch.tensor in trained - shared)
     return DropoutSplitting(model, masked_model(model, nodes), nodes, own)
 
 
 Units = Mapping[str, NDArray[np.int64]]
-"""Layer name -> the units of it that a submodel keeps."""
+"""Layer name -> the units that a submodel keeps."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +288,7 @@ class Dense:
 
 
 def dense_chain(module: nn.Module) -> list[Dense] | None:
-    """The affine layers of a plain chain without other parameters, else None."""
+    """Return the affine layers of a plain chain without other parameters, else None."""
     if type(module) is not nn.Sequential:
         return None
     children = list(module.named_children())
@@ -294,13 +300,15 @@ def dense_chain(module: nn.Module) -> list[Dense] | None:
 
 
 def cut_layers(layers: Sequence[Dense], unsplit: Sequence[str]) -> tuple[list[str], frozenset[str]]:
-    """(the hidden layers whose units are dealt to the parts, the layers that are wanted unsplit)."""
+    """Return (hidden layers whose units are dealt to the parts, layers requested unsplit)."""
     names = [layer.name for layer in layers]
     known = {"first": names[0], "last": names[-1]} | {name: name for name in names}
     for word in unsplit:
         if word not in known:
             invalid("algorithm.split.unsplit", word, "no such layer", did_you_mean(word, list(known)))
     whole = frozenset(known[word] for word in unsplit)
+    # Only every second layer is cut. Between two cut layers, weights from one part to another would belong to no part
+    # and never be trained under one partition.
     cut: list[str] = []
     for before, name in zip(["", *names], names[:-1], strict=False):
         if name not in whole and before not in cut:
@@ -311,7 +319,7 @@ def cut_layers(layers: Sequence[Dense], unsplit: Sequence[str]) -> tuple[list[st
 def unsplit_dense(
     model: FlatModel, layers: Sequence[Dense], cut: Sequence[str], whole: frozenset[str]
 ) -> frozenset[str]:
-    """The tensors that are wanted unsplit, touch no cut layer, or are biases of layers that are not cut."""
+    """Return the tensors that are requested unsplit, touch no cut layer, or are biases of layers that are not cut."""
     after = {later.name for earlier, later in pairwise(layers) if earlier.name in cut}
     split = {f"{name}.{word}" for name in cut for word in ("weight", "bias")}
     split |= {f"{name}.weight" for name in after - whole}
@@ -319,7 +327,7 @@ def unsplit_dense(
 
 
 def narrow_network(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
-    """The network with only some units of its cut layers."""
+    """Return the network with only some units of its cut layers."""
     module = factory()
     before: NDArray[np.int64] | None = None
     for name, child in list(module.named_children()):
@@ -333,7 +341,7 @@ def narrow_network(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
 
 
 def dense_submodel(model: FlatModel, layers: Sequence[Dense], kept: Units) -> Submodel:
-    """The submodel with these units."""
+    """Return the submodel with these units."""
     factory = partial(narrow_network, model.factory, kept)
     layout = layout_of(factory())
     positions = torch.cat([unit_positions(model, layers, kept, slot.name) for slot in layout])
@@ -345,7 +353,7 @@ def dense_submodel(model: FlatModel, layers: Sequence[Dense], kept: Units) -> Su
 
 
 def unit_positions(model: FlatModel, layers: Sequence[Dense], kept: Units, tensor: str) -> Tensor:
-    """Where the kept entries of a tensor stand in the whole vector."""
+    """Return the positions of a tensor's kept entries in the whole vector."""
     slot = next(slot for slot in model.layout if slot.name == tensor)
     numbers = torch.arange(slot.start, slot.stop).view(slot.shape)
     name = tensor.rsplit(".", 1)[0]
@@ -358,12 +366,12 @@ def unit_positions(model: FlatModel, layers: Sequence[Dense], kept: Units, tenso
 
 
 def has_blocks(module: nn.Module) -> bool:
-    """Whether the module is a network with a chain of blocks under the name `blocks`."""
+    """Return whether the module has a chain of blocks named `blocks`."""
     return isinstance(getattr(module, "blocks", None), nn.Sequential)
 
 
 def splittable_blocks(model: FlatModel, unsplit: Sequence[str]) -> list[str]:
-    """The names of the blocks that can be left out and that nobody wants unsplit, from the input to the output."""
+    """Return the names of blocks that can be left out and are not requested unsplit, from input to output."""
     module = model.module().eval()
     blocks: nn.Sequential = module.blocks  # type: ignore[assignment]
     names = [name for name, _ in blocks.named_children()]
@@ -377,11 +385,12 @@ def splittable_blocks(model: FlatModel, unsplit: Sequence[str]) -> list[str]:
         block.register_forward_hook(watch(name))
     with torch.no_grad():
         module(probe_inputs(model, 1))
+    # A block that changes the shape cannot be left out without its shortcut, so it stays unsplit.
     return [name for name in names if same[name] and name not in wanted]
 
 
 def block_name(word: str, names: Sequence[str]) -> str:
-    """The block that `first`, `last` or `blocks.N` stands for."""
+    """Return the block that `first`, `last` or `blocks.N` names; raise for an unknown name."""
     known = {"first": names[0], "last": names[-1]} | {f"blocks.{name}": name for name in names}
     if word not in known:
         invalid("algorithm.split.unsplit", word, "no such block", did_you_mean(word, list(known)))
@@ -389,7 +398,7 @@ def block_name(word: str, names: Sequence[str]) -> str:
 
 
 def without_blocks(factory: Callable[[], nn.Module], left_out: frozenset[str]) -> nn.Module:
-    """The network without some of its blocks; the others keep their names."""
+    """Return the network without some of its blocks; the others keep their names."""
     module = factory()
     kept = [(name, block) for name, block in module.blocks.named_children() if name not in left_out]  # type: ignore[union-attr]
     module.blocks = nn.Sequential(OrderedDict(kept))
@@ -397,7 +406,7 @@ def without_blocks(factory: Callable[[], nn.Module], left_out: frozenset[str]) -
 
 
 def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
-    """The submodel without these blocks."""
+    """Return the submodel without these blocks."""
     factory = partial(without_blocks, model.factory, left_out)
     module = factory()
     layout, kept = layout_of(module), constants_of(module)
@@ -411,15 +420,15 @@ def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
 
 
 def unsplit_tensors(model: FlatModel, splittable: Sequence[str]) -> frozenset[str]:
-    """All tensors but those of the splittable blocks."""
+    """Return all tensors except those of the splittable blocks."""
     inside = tuple(f"blocks.{name}." for name in splittable)
     return frozenset(slot.name for slot in model.layout if not slot.name.startswith(inside))
 
 
 def split_model(model: FlatModel, settings: Split, *, rng: np.random.Generator) -> Splitting:
-    """The model cut as `settings` say; the ways to cut it are public, `rng` shuffles all but the first.
+    """Return the model split according to `settings`; partitions are public, `rng` shuffles all but the first.
 
-    Guarantees: with one part and nothing unsplit there is one submodel, the model itself.
+    Guarantees: with one part and nothing unsplit, the only submodel is the model itself.
     """
     if settings.by == "dropout":
         return dropout_splitting(model)
@@ -439,7 +448,7 @@ def split_model(model: FlatModel, settings: Split, *, rng: np.random.Generator) 
 
 
 def whole_model(model: FlatModel) -> Submodel:
-    """The whole model as its own only part."""
+    """Return the whole model as its only part."""
     return Submodel(model, torch.arange(model.parameters))
 
 
@@ -459,6 +468,7 @@ def _split_dense(model: FlatModel, settings: Split, layers: Sequence[Dense], rng
     widths = {layer.name: layer.outputs for layer in layers if layer.name in cut}
     _check_enough(settings.parts, min(widths.values(), default=0), "hidden units in a layer that is not unsplit")
     ways = []
+    # The partitions are public; only the assignment of subjects to parts is secret.
     for way in range(settings.partitions):
         groups = {name: deal_positions(width, settings.parts, rng if way else None) for name, width in widths.items()}
         units = [

@@ -1,8 +1,8 @@
-"""What a module of the user's own remembers between two passes, and the refusal of modules that do.
+"""Detect and refuse modules that keep state between passes.
 
 A buffer that forward changes, `self.memory = x`, a list of the class or of the file: each carries one client's data
-into another's update and one example into later steps, where no clip bounds it. The state of a module is walked and
-compared with what it was; a probe sees memories that lie where the walk does not reach.
+into another's update, and one example into later steps, where no clip bounds it. The state of a module is walked and
+compared with what it was. A probe catches state where the walk does not reach.
 """
 
 import copy
@@ -27,14 +27,14 @@ from sightline.models.reach import DRAWS, PLAIN, UNSEEN, Itself, Leaf, Walk
 from sightline.models.task import probe_targets
 
 
+# A module that remembers is refused, not repaired: state that a client keeps would have to be accounted for, and state
+# that is dropped would not be the model that its author wrote.
 class ModuleState:
-    """The state of a module as it was when this was made: buffers, frozen tensors, attributes, globals of its code.
+    """Snapshot of a module's state: buffers, frozen tensors, attributes, globals of its code, and of a user's own loss.
 
-    So of a loss of the user's own that is trained with it.
-
-    Guarantees: `find_change` names a value that differs from what it was, wherever it hangs in attributes, containers,
-    objects of any type, closures, classes and global names of the module's own code; an object that cannot be looked
-    into counts as changed. The code of installed packages is not looked into.
+    Guarantees: `find_change` names a value that differs from the snapshot, wherever it is reachable through attributes,
+    containers, objects of any type, closures, classes and global names of the module's own code. An object that cannot
+    be inspected counts as changed. The code of installed packages is not inspected.
     """
 
     def __init__(self, module: nn.Module, trained: Iterable[str], loss: Any = None) -> None:
@@ -42,10 +42,11 @@ class ModuleState:
         self.before = [(place, _copy_value(value)) for place, value in self._state_leaves(module)]
 
     def find_change(self, module: nn.Module | None = None, *, draws: bool = True) -> str | None:
-        """Return the first place whose value is not what it was, in words, or None; also of a copy of the module.
+        """Return the first place whose value changed, in words, or None; also for a copy of the module.
 
         Without `draws` a random generator may have moved on.
         """
+        # zip_longest: a value that appeared or disappeared is a change too.
         for before, now in zip_longest(self.before, self._state_leaves(module or self.module)):
             if before is None or now is None or before[0] != now[0]:
                 return str((now or before)[0])
@@ -73,13 +74,14 @@ MOST_COMPARED = 2000
 """How many values of a function are compared after every call."""
 
 
+# A second defence behind `ModuleState`: even state that the comparison misses does not outlive a pass.
 class SavedAttributes:
-    """All attributes of a module and its parts as they were when this was made, at any depth.
+    """Snapshot of all attributes of a module and its parts, at any depth.
 
-    Parameters, buffers and parts are kept as they are, not copied: `ModuleState` sees when one changes.
+    Parameters, buffers and parts are kept by reference, not copied: `ModuleState` sees when one changes.
 
-    Guarantees: after `restore` the module has the attributes that it had, each a copy that no pass has seen; raises
-    `Refused` when made of a module whose attributes cannot be copied.
+    Guarantees: after `restore` the module has its former attributes, each a copy that no pass has seen. Raises
+    `Refused` for a module whose attributes cannot be copied.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -123,7 +125,7 @@ def read_switches() -> tuple[Any, ...]:
 
 
 def refuse_copy(name: str, value: str, error: Exception) -> NoReturn:
-    """Raise the one line for what cannot be copied."""
+    """Raise the message for what cannot be copied."""
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
     law = f"cannot be copied ({cause}), and every pass is given attributes that have seen nothing"
     refuse(name, value, law, "let its tensors be parameters or buffers, and keep files and locks out of it")
@@ -136,7 +138,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Whether a value is what it was; what cannot be compared is not."""
+    """Return whether a value is unchanged; values that cannot be compared count as changed."""
     if before is now and not isinstance(now, Tensor | np.ndarray):
         return True
     if type(before) is not type(now) and not isinstance(before, Tensor):
@@ -152,31 +154,32 @@ def _is_same(before: Any, now: Any) -> bool:
 
 
 def _same_signs(before: Tensor, now: Tensor) -> bool:
-    """Whether zeros have the sign that they had."""
+    """Return whether zeros have the same signs."""
     return not before.is_floating_point() or torch.equal(torch.signbit(before), torch.signbit(now.detach()))
 
 
 def _exact(value: Any) -> Any:
-    """Plain values with their types and signs: 1, 1.0 and True are equal, and can be told apart."""
+    """Return plain values with types and signs: 1, 1.0 and True compare equal but carry information."""
     try:
         return marshal.dumps(value[1:] if isinstance(value, tuple) else value, 2)
-    except ValueError:  # a set, a type
+    # A set or a type.
+    except ValueError:
         return None
 
 
 def same_numbers(before: Tensor, now: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; not-a-number equals itself."""
+    """Return whether two tensors hold the same numbers; NaN equals itself."""
     if before.shape != now.shape or before.dtype != now.dtype:
         return False
     return torch.equal(before, now) or bool(((before == now) | ((before != before) & (now != now))).all())
 
 
 def code_digest(model: FlatModel) -> str:
-    """The hash of what the code of a model is, wherever it was written: layers, settings and the functions they use.
+    """Return a hash of a model's code: layers, settings and the functions they use.
 
-    Guarantees: the same for the same program in another process, wherever in its file the code stands; another one when
-    a layer, an attribute, a default, a constant, a global of a plain type or the code of a function is. Weights are not
-    in it. It does not look into installed packages.
+    Guarantees: equal for the same program in another process, wherever the code is in its file. Different if a layer,
+    an attribute, a default, a constant, a global of a plain type or the code of a function differs. Weights are not
+    included. Installed packages are not inspected.
     """
     module, words = model.module(), hashlib.sha256()
     walk = Walk(module.parameters(), outside=False)
@@ -192,7 +195,7 @@ def code_digest(model: FlatModel) -> str:
 
 
 def _value_words(value: Any) -> str:
-    """A value in words that are the same in every process; of an object that is not plain, its type."""
+    """Return a value as text that is equal in every process; for objects that are not plain, their type."""
     if isinstance(value, Tensor):
         return _value_words(value.detach().cpu().numpy()) if value.dtype != torch.bfloat16 else str(value.shape)
     if isinstance(value, np.ndarray):
@@ -211,7 +214,7 @@ def _type_words(value: Any) -> str:
 
 
 def _code_words(code: CodeType) -> str:
-    """What a piece of code does, without where it stands."""
+    """Return what a piece of code does, without its location."""
     inside = [_code_words(one) if isinstance(one, CodeType) else _value_words(one) for one in code.co_consts]
     return f"{code.co_code.hex()}{code.co_names}{code.co_varnames}{code.co_freevars}{inside}"
 
@@ -221,7 +224,7 @@ WAY_OUT = "let forward change nothing but its result (statistics: torch.nn.Group
 
 
 def refuse_change(model: FlatModel, place: str, blame: tuple[str, str] | None = None) -> None:
-    """Raise the one line for a module, or a loss, that changed something besides its result."""
+    """Raise the message for a module, or a loss, that changed something besides its result."""
     name, value = ("model.name", model.name) if model.task.own_loss is None else ("model.loss", model.task.loss_name)
     name, value = blame or (name, str(value))
     does = "may change" if UNSEEN in place else "changes"
@@ -229,7 +232,8 @@ def refuse_change(model: FlatModel, place: str, blame: tuple[str, str] | None = 
 
 
 def warm_up(module: nn.Module, model: FlatModel) -> bool:
-    """Let a module fill what it fills once, on inputs that are nobody's; True when it draws at random."""
+    """Let a module fill its lazy state on made-up inputs; return whether it draws at random."""
+    # Batch normalisation cannot run on one example in training mode.
     count = 2 if mixing_layer(module) is not None else 1
     device = next((one.device for one in module.parameters()), CPU)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -246,11 +250,11 @@ ProbeLoss = Callable[[Any, int], Tensor]
 
 
 def refuse_memory(model: FlatModel, loss: ProbeLoss | None = None, blame: tuple[str, str] | None = None) -> None:
-    """Raise `Refused` when a module remembers anything of an example that it has seen.
+    """Raise `Refused` if a module remembers anything of an example it has seen.
 
-    `loss` is what is differentiated, by default that of the model's task; `blame` names what is refused. A probe
-    beside `ModuleState`: the gradient of an example is the same before and after others have passed, forward and
-    backward, in training and in evaluation, alone and together, at other weights too.
+    `loss` is what is differentiated, by default the loss of the model's task; `blame` names what is refused. This probe
+    complements `ModuleState`: the gradient of an example must be the same before and after others have passed, forward
+    and backward, in training and evaluation, alone and together, at other weights too.
     """
     module = model.module()
     count = 2 if mixing_layer(module) is not None else 1
@@ -259,6 +263,7 @@ def refuse_memory(model: FlatModel, loss: ProbeLoss | None = None, blame: tuple[
     for unseen, _ in ModuleState(module, [slot.name for slot in model.layout], model.task.own_loss).before:
         if UNSEEN in unseen:
             refuse_change(model, unseen, blame)
+    # First let the module fill what it fills once (lazy buffers, caches of constants); only later changes count.
     _pass_outcome(module, model, first, loss)
     warm_up(module, model)
     state = ModuleState(module, [slot.name for slot in model.layout], model.task.own_loss)
@@ -288,7 +293,7 @@ def _task_loss(model: FlatModel) -> ProbeLoss:
 
 
 def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor, loss: ProbeLoss) -> Tensor:
-    """Outputs and gradient of a batch in training, as one vector, drawn from the same seed every time."""
+    """Return outputs and gradient of a batch in training mode as one vector, from a fixed seed."""
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     try:
         with torch.random.fork_rng(devices=[]):

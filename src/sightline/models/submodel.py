@@ -1,4 +1,4 @@
-"""Parts of a model that can be trained by themselves: smaller models, and where their parameters stand in the whole."""
+"""Submodels: smaller models that are trained alone, and the positions of their parameters in the whole."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from sightline.models.flat import FlatModel
 Inputs = NDArray[Any]
 
 
+# A smaller model, not the whole one under a mask: it costs less to hold and compute. What lies outside is not computed,
+# hence exactly zero in the update, and the guarantee rests on that.
 @dataclass(frozen=True, eq=False)
 class Submodel:
     """A smaller model, and the positions of its parameters in the vector of the whole."""
@@ -24,14 +26,14 @@ class Submodel:
     positions: Tensor
     """(own parameters,) increasing in each tensor, in the order of the submodel's own vector."""
     moves: Tensor | None = None
-    """Ones where an own parameter may move, zeros where training must leave it; None: all may."""
+    """Ones where an own parameter may move, zeros where training must leave it; None if all may."""
 
 
 class Splitting(Protocol):
-    """How one training of one subject is confined to a part of the model.
+    """Rule that confines one training of one subject to a part of the model.
 
-    Guarantees of every splitting: `draw` sends each subject to one of `parts` parts (of a partition that it may draw
-    first) with equal probability, independently of everything else; the parts of one partition share no parameter
+    Guarantees of every splitting: `draw` assigns each subject to one of `parts` parts (of a partition that it may draw
+    first) with equal probability, independently of everything else. The parts of one partition share no parameter
     outside `unsplit`.
     """
 
@@ -41,7 +43,7 @@ class Splitting(Protocol):
 
     @property
     def parts(self) -> int:
-        """Into how many parts."""
+        """The number of parts."""
 
     @property
     def unsplit(self) -> frozenset[str]:
@@ -49,24 +51,24 @@ class Splitting(Protocol):
 
     @property
     def share(self) -> float:
-        """The expected number of parameters that one subject trains, over all parameters."""
+        """The expected share of all parameters that one subject trains."""
 
     def draw(self, count: int, *, rng: np.random.Generator) -> NDArray[Any]:
-        """The secret assignments of `count` subjects, one row each."""
+        """Return the secret assignments of `count` subjects, one row each."""
 
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:
-        """The examples of a batch by submodel: (submodel, their places in the batch, their inputs)."""
+        """Yield the examples of a batch by submodel: (submodel, their positions in the batch, their inputs)."""
 
     def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
-        """The submodel that one subject with this assignment trains on all its examples, and their inputs."""
+        """Return the submodel that a subject with this assignment trains on all its examples, and their inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partitions:
-    """One or more ways to cut a model into `parts` submodels; every subject draws a way, then a part of it.
+    """One or more partitions of a model into `parts` submodels; every subject draws a partition, then a part.
 
-    With several ways this is a mixture of partitions (Theorem 3.5 of the partitioning paper): the guarantee is that of
-    one way, and parameters between two parts of one way are trained in another.
+    Several partitions form a mixture (Theorem 3.5 of the partitioning paper): the guarantee is that of one partition,
+    and parameters between two parts of one are trained in another.
     """
 
     whole: FlatModel
@@ -79,7 +81,7 @@ class Partitions:
 
     @property
     def parts(self) -> int:
-        """Submodels of each way."""
+        """The number of submodels in each partition."""
         return len(self.ways[0])
 
     @cached_property
@@ -90,26 +92,27 @@ class Partitions:
 
     @property
     def submodels(self) -> list[Submodel]:
-        """All of them, way after way."""
+        """All submodels, partition after partition."""
         return [sub for way in self.ways for sub in way]
 
     def draw(self, count: int, *, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The number of a submodel for each subject, uniform over all ways and parts."""
+        """Return the index of a submodel for each subject, uniform over all partitions and parts."""
         return rng.integers(len(self.ways) * self.parts, size=count)
 
     def batches(self, assigned: NDArray[Any], x: Inputs) -> Iterator[tuple[Submodel, NDArray[np.intp], Inputs]]:
-        """Only the submodels that somebody was sent to."""
+        """Yield only the submodels that some example is assigned to."""
         for number in np.unique(assigned).tolist():
             places = np.flatnonzero(assigned == number)
             yield self.submodels[number], places, x[places]
 
     def part_of_one(self, assigned: Any, x: Inputs) -> tuple[Submodel, Inputs]:
-        """The subject's submodel; inputs as they are."""
+        """Return the subject's submodel, with inputs unchanged."""
         return self.submodels[int(assigned)], x
 
 
 def check_disjoint(whole: FlatModel, way: Sequence[Submodel], unsplit: frozenset[str]) -> None:
-    """Refuse parts that share a parameter outside `unsplit`: the amplification rests on it."""
+    """Raise if parts share a parameter outside `unsplit`."""
+    # The amplification by splitting rests on disjoint parts, so it is checked on positions, not assumed from names.
     taken = unsplit_mask(whole, unsplit).long()
     for sub in way:
         own = torch.zeros(whole.parameters, dtype=torch.long)
@@ -122,7 +125,7 @@ def check_disjoint(whole: FlatModel, way: Sequence[Submodel], unsplit: frozenset
 
 
 def unsplit_mask(whole: FlatModel, unsplit: frozenset[str]) -> Tensor:
-    """(d,) bool: the positions of the unsplit tensors."""
+    """Return a (d,) bool mask of the positions of the unsplit tensors."""
     mask = torch.zeros(whole.parameters, dtype=torch.bool)
     for slot in whole.layout:
         mask[slot.start : slot.stop] = slot.name in unsplit
@@ -130,7 +133,7 @@ def unsplit_mask(whole: FlatModel, unsplit: frozenset[str]) -> Tensor:
 
 
 def deal_positions(count: int, parts: int, rng: np.random.Generator | None) -> list[list[int]]:
-    """0 .. count - 1 in `parts` groups of nearly equal size: in turn, or after a shuffle.
+    """Return 0 .. count - 1 in `parts` groups of nearly equal size: in turn, or after a shuffle.
 
     >>> deal_positions(5, 2, None)
     [[0, 2, 4], [1, 3]]

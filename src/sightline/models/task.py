@@ -1,8 +1,8 @@
-"""What a model is trained for: the loss of every example, what its outputs and targets look like, and its metrics.
+"""What a model is trained for: per-example loss, shapes of outputs and targets, and metrics.
 
-A loss of the user's own is a function of one example's output and target. It is somebody's code, like a module of the
-user's own: it is called with one example at a time, or by torch.func over single examples, never with a batch, so that
-no example can reach another's gradient through it.
+A user's own loss is a function of one example's output and target. It is the user's code, like a user's own module: it
+gets one example at a time, or runs by torch.func over single examples, never on a batch, so no example can reach
+another's gradient through it.
 """
 
 import warnings
@@ -24,61 +24,62 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of a batch, targets) -> one loss per example."""
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""(outputs of a batch, targets) -> (n, k) numbers of each example, whose sums over examples make the metrics."""
+"""(outputs of a batch, targets) -> (n, k) numbers per example, whose sums over examples give the metrics."""
 
 
 def class_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of the softmax over classes."""
+    """Return the cross entropy of the softmax over classes."""
     return functional.cross_entropy(outputs, y, reduction="none")
 
 
 def binary_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of the sigmoid of one logit."""
+    """Return the cross entropy of the sigmoid of one logit."""
     return functional.binary_cross_entropy_with_logits(outputs.reshape(len(y)), y.to(outputs.dtype), reduction="none")
 
 
 def label_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean over labels of the cross entropy of each one's sigmoid."""
+    """Return the mean over labels of the cross entropy of each label's sigmoid."""
     return functional.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction="none").mean(1)
 
 
 def square_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean over an example's targets of the squared error."""
+    """Return the mean squared error over an example's targets."""
     return (outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).square().mean(1)
 
 
 def token_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean cross entropy of the next token over the positions of an example that count; zero when none does."""
+    """Return the mean cross entropy of the next token over an example's counted positions; zero if there are none."""
     each = functional.cross_entropy(outputs.transpose(1, 2), y, ignore_index=IGNORED, reduction="none")
+    # The mean is over the example's own positions: a mean over all tokens of the batch would couple examples.
     return each.sum(1) / (y != IGNORED).sum(1).clamp_min(1)
 
 
 def class_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Whether the largest logit is the label's."""
+    """Return whether the largest logit is the label's."""
     return (outputs.argmax(1) == y).double()[:, None]
 
 
 def binary_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Right; then hits, false alarms and misses of the positive class."""
+    """Return (right, true positives, false positives, false negatives)."""
     said, true = outputs.reshape(len(y)) > 0, y > 0
     return torch.stack([said == true, said & true, said & ~true, ~said & true], 1).double()
 
 
 def label_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """All labels right; share of them that is; then hits, false alarms and misses of each label."""
+    """Return (all labels right, share of right labels), then true positives, false positives, misses per label."""
     said, true = outputs > 0, y > 0
     whole = torch.stack([(said == true).all(1).double(), (said == true).double().mean(1)], 1)
     return torch.cat([whole, (said & true).double(), (said & ~true).double(), (~said & true).double()], 1)
 
 
 def square_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Of each target: squared and absolute error, the target and its square."""
+    """Return, per target: squared error, absolute error, the target and its square."""
     out, true = outputs.reshape(len(y), -1).double(), y.reshape(len(y), -1).double()
     return torch.cat([(out - true).square(), (out - true).abs(), true, true.square()], 1)
 
 
 def token_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Summed cross entropy of the positions that count, how many they are, and at how many the token is right."""
+    """Return (summed cross entropy, number of counted positions, number of right tokens)."""
     there = y != IGNORED
     each = functional.cross_entropy(outputs.transpose(1, 2), y, ignore_index=IGNORED, reduction="none")
     right = (outputs.argmax(2) == y) & there
@@ -86,12 +87,12 @@ def token_scores(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def no_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Of a loss alone nothing but the loss is known."""
+    """Return no scores: with a user's own loss only the loss is known."""
     return torch.empty(len(y), 0, dtype=torch.float64)
 
 
 Sums = Sequence[float]
-"""The sums of scores over examples."""
+"""Sums of scores over examples."""
 
 
 def _rate_accuracy(sums: Sums, examples: int) -> dict[str, float]:
@@ -103,7 +104,7 @@ def _rate_binary(sums: Sums, examples: int) -> dict[str, float]:
 
 
 def _rate_labels(sums: Sums, examples: int) -> dict[str, float]:
-    """Macro F1 is the mean over labels that occur or are predicted; 1 when there is none."""
+    """Return label metrics; macro F1 is the mean over labels that occur or are predicted, 1 if there are none."""
     labels = (len(sums) - 2) // 3
     hits, alarms, misses = (sums[2 + part * labels : 2 + (part + 1) * labels] for part in range(3))
     counted = [_f1(*one) for one in zip(hits, alarms, misses, strict=True) if sum(one)]
@@ -116,7 +117,7 @@ def _f1(hits: float, alarms: float, misses: float) -> float:
 
 
 def _rate_numbers(sums: Sums, examples: int) -> dict[str, float]:
-    """R² is the mean over targets; not a number where a target is the same for all examples."""
+    """Return regression metrics; R² is the mean over targets, NaN if a target is constant."""
     targets = len(sums) // 4
     squares, absolute, values, powers = (sums[part * targets : (part + 1) * targets] for part in range(4))
     shares = []
@@ -139,15 +140,15 @@ def _exp(value: float) -> float:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What is the same for all models of a task."""
+    """What all models of a task share."""
 
     losses: Loss
     scores: Score
     rate: Callable[[Sums, int], dict[str, float]]
     metrics: tuple[str, ...]
-    """Names in `shown.METRICS`, the main one first."""
+    """Names in `formatting.METRICS`, the main one first."""
     counts_right: bool = False
-    """Whether the first score is 1 for an example that is right and 0 for one that is not."""
+    """Whether the first score is 1 for a right example and 0 for a wrong one."""
 
 
 TASKS: Mapping[str, TaskKind] = {
@@ -160,14 +161,14 @@ TASKS: Mapping[str, TaskKind] = {
     "language": TaskKind(token_losses, token_scores, _rate_tokens, ("perplexity", "token_accuracy")),
     "own": TaskKind(no_scores, no_scores, lambda sums, examples: {}, ("loss",)),
 }
-"""Every task by its name in the experiment file; "own" is a loss of the user's own without a task."""
+"""Every task by its name in the experiment file; "own" is a user's own loss without a task."""
 
 
 @dataclass(frozen=True)
 class Task:
     """What one model is trained for.
 
-    Guarantees: `losses` gives one number per example, the j-th a function of the j-th output and target alone; the
+    Guarantees: `losses` gives one number per example, the j-th a function of the j-th output and target alone. The
     losses of classification are torch's cross entropy, to the bit in every reduction.
 
     >>> REGRESSION = Task("regression", target_shape=(), whole=False)
@@ -190,17 +191,17 @@ class Task:
 
     @property
     def kind(self) -> TaskKind:
-        """What all models of the task have in common."""
+        """What all models of the task share."""
         return TASKS[self.name]
 
     @property
     def classic(self) -> bool:
-        """Whether it is classification by cross entropy, for which hand-written gradients are."""
+        """Whether it is classification by cross entropy, which the hand-written gradients cover."""
         return self.name == "classification" and self.own_loss is None
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """How models of this task are judged, by the main one first."""
+        """The metrics of this task, the main one first."""
         return tuple(METRICS[name] for name in self.kind.metrics)
 
     @property
@@ -209,29 +210,31 @@ class Task:
         return self.metrics[0]
 
     def losses(self, outputs: Tensor, y: Tensor, reduction: str = "none") -> Tensor:
-        """(n,) the loss of every example; or their mean, or their sum."""
+        """Return the loss of every example, (n,), or their mean or sum."""
+        # torch's own reduction: a mean computed here would differ in its last bits.
         if self.classic:
             return functional.cross_entropy(outputs, y, reduction=reduction)
         each = self.kind.losses(outputs, y) if self.own_loss is None else apply_apart(self.own_loss, outputs, y)
         return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The gradient of every example's loss with respect to its own output."""
+        """Return the gradient of every example's loss with respect to its own output."""
         if self.classic:
             return torch.softmax(outputs, 1).scatter_add_(1, y[:, None], outputs.new_full((len(y), 1), -1.0))
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
+            # The sum separates into per-example gradients, since each loss depends on its own output only.
             (found,) = torch.autograd.grad(self.losses(leaf, y, "sum"), leaf)
         return found
 
     def rate_sums(self, sums: Sums, examples: int) -> dict[str, float]:
-        """The metrics of a set of examples, from the sums of their scores; not numbers where there are none."""
+        """Return the metrics of a set of examples from the sums of their scores; NaN for an empty set."""
         if not examples:
             return {name: nan for name in self.kind.metrics if name != "loss"}
         return self.kind.rate(sums, examples)
 
     def fits_output(self, shape: tuple[int, ...], batch: int, outputs: int) -> bool:
-        """Whether outputs of this shape can be compared with targets."""
+        """Return whether outputs of this shape can be compared with targets."""
         if self.name == "own":
             return len(shape) >= 1 and shape[0] == batch
         if self.name == "language":
@@ -240,7 +243,7 @@ class Task:
         return single or shape == (batch, outputs)
 
     def describe_output(self, outputs: int) -> str:
-        """What a module must return, in words."""
+        """Return what a module must return, as text for messages."""
         if self.name == "own":
             return "return a tensor with one row per example"
         if self.name == "language":
@@ -253,15 +256,17 @@ CLASSIFICATION = Task()
 
 
 def apply_apart(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor) -> Tensor:
-    """A user's loss of every example by itself: by torch.func where that can follow it, else one after the other."""
+    """Return a user's loss of every example alone: by torch.func if it can trace it, else one by one."""
     if len(y) > 1:
         try:
             with warnings.catch_warnings():
+                # torch.func warns where it has no batching rule and falls back to a slow loop; our own loop is as good.
                 warnings.simplefilter("error")
                 found: Tensor = torch.func.vmap(loss, randomness="different")(outputs, y)
             if found.shape == (len(y),):
                 return found
-        except Exception:  # it does what torch.func cannot follow, or fails on one example too and says so below
+        # torch.func cannot trace it, or it fails on single examples too; then the loop below raises the real error.
+        except Exception:
             pass
     rows = [loss(outputs[index], y[index]).reshape(()) for index in range(len(y))]
     return torch.stack(rows) if rows else outputs.sum() * y.new_zeros(0, dtype=outputs.dtype)
@@ -270,7 +275,7 @@ def apply_apart(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Te
 def build_task(
     name: str, federation: Federation, own: Callable[..., Any] | None = None, loss: str | None = None
 ) -> Task:
-    """The task of that name on these data; refused in one line where the data have no such targets."""
+    """Return the named task for these data; raise if the data lack such targets."""
     shape, kind = federation.target_shape, federation.test.y.dtype.kind
     task = Task(name, shape, kind != "f", loss, own)
     problem = _target_problem(name, federation, shape, kind == "f")
@@ -280,7 +285,7 @@ def build_task(
 
 
 def _target_problem(name: str, federation: Federation, shape: tuple[int, ...], floats: bool) -> str:
-    """Why the targets of a federation are none for a task; empty when they are."""
+    """Return why the targets of a federation do not fit a task, or an empty string."""
     labels = not shape and not floats
     if name in ("classification", "binary") and not labels:
         return "its targets are no labels"
@@ -296,7 +301,7 @@ def _target_problem(name: str, federation: Federation, shape: tuple[int, ...], f
 
 
 def count_outputs(task: Task, federation: Federation) -> int:
-    """How many numbers the model gives for an example, or for each of its positions."""
+    """Return the number of outputs per example, or per position."""
     if task.name == "binary":
         return 1
     if task.name == "language":
@@ -307,7 +312,7 @@ def count_outputs(task: Task, federation: Federation) -> int:
 
 
 def probe_targets(task: Task, outputs: int, batch: int) -> Tensor:
-    """Targets of the task's type and shape for a probe, the same every time."""
+    """Return made-up targets of the task's type and shape, always the same."""
     if task.name == "classification":
         return torch.arange(batch) % outputs
     size = (batch, *task.target_shape)

@@ -1,4 +1,4 @@
-"""(start vectors, shards, work) -> end vectors: local SGD, DP-SGD with per-example clipping, evaluation."""
+"""Local training: (start vectors, shards, work) -> end vectors, by local SGD or DP-SGD, and evaluation."""
 
 from sightline.training.dispatch import clipping_note
 from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd

@@ -1,4 +1,4 @@
-"""Which worker trains which model, on the CPU or on a device that has shown that it clips as it must."""
+"""Choose the gradient worker of a model, on the CPU or on a device that passes the clipping probe."""
 
 import os
 import threading
@@ -34,32 +34,34 @@ from sightline.training.machine import BF16, FLOAT32, check_bf16
 
 @dataclass(frozen=True, eq=False)
 class SmallConvolutional:
-    """A convolutional chain that can be stacked, and how many numbers an example's largest patches hold."""
+    """Parts of a convolutional chain that can be stacked, and the size of one example's largest patches."""
 
     parts: tuple[Part, ...]
     floats: int
 
 
 class WorkerCache(threading.local):
-    """The workers of this thread, one per model, record and precision, kept as long as the model lives."""
+    """Workers of one thread, one per model, record and precision, kept as long as the model lives."""
 
     def __init__(self) -> None:
         self.workers: WeakKeyDictionary[FlatModel, dict[tuple[str, str], GradientWorker]] = WeakKeyDictionary()
-        """By model, kind of record and precision."""
+        """Keyed by model, then by (record, precision)."""
         self.small: WeakKeyDictionary[FlatModel, SmallConvolutional | None] = WeakKeyDictionary()
         self.reasons: WeakKeyDictionary[FlatModel, str] = WeakKeyDictionary()
-        """Why a model is not run as its graph."""
+        """Why a model does not run as its certified graph."""
         self.stacks: WeakKeyDictionary[FlatModel, tuple[DenseSlots, ...] | None] = WeakKeyDictionary()
 
 
+# Per thread: a worker holds weights and gradient that every call overwrites.
 BENCH = WorkerCache()
 
 
 def worker_for(model: FlatModel, record: str = BY_RULE.record, precision: str = FLOAT32) -> GradientWorker:
-    """The fastest worker that can train this model; the same one every time in a thread.
+    """Return the fastest worker that can train this model; the same object on every call in a thread.
 
-    `record` is that of `Paths`: a chain of hand-written layers with convolutions has a worker for each kind, any other
-    model one for all. One of `precision` bf16 takes plain steps, and private ones where `half_worker` says so.
+    `record` is that of `Paths`: a hand-written chain with convolutions has one worker per record, every other model has
+    one worker for all. A worker with `precision` bf16 takes plain steps, and private steps where `half_worker` allows
+    it.
     """
     known, kind = BENCH.workers.setdefault(model, {}), (record, precision)
     if kind not in known:
@@ -71,7 +73,7 @@ def worker_for(model: FlatModel, record: str = BY_RULE.record, precision: str = 
 
 
 def record_worker(model: FlatModel, record: str) -> GradientWorker:
-    """The chain that records per-example gradients in this way, where it agrees; else the worker of the rule."""
+    """Return the chain worker with this record of per-example gradients, or the default one if its probe fails."""
     by_rule = worker_for(model)
     if not isinstance(by_rule, ChainWorker) or not has_convolutions(by_rule):
         return by_rule
@@ -80,11 +82,11 @@ def record_worker(model: FlatModel, record: str) -> GradientWorker:
 
 
 def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorker:
-    """The worker that computes products and convolutions in bfloat16; one line where there is none.
+    """Return the worker that computes products and convolutions in bfloat16; raise if the model has none.
 
-    Guarantees: the machine has tried such kernels in a process of their own; the gradient of a probe is near that in
-    float32. Only `HalfChainWorker` clips per example: for the others nobody has shown that one example leaves the
-    gradients of all others as they are.
+    Guarantees: bfloat16 kernels have run in a child process on this machine; the gradient of a probe is close to the
+    float32 gradient. Only `HalfChainWorker` clips per example: for the other workers it is not shown that an example
+    leaves the gradients of all others unchanged.
     """
     if model.device.type != "cpu":
         invalid("local.precision", BF16, f"is for the CPU, not {model.device.type}", 'use precision = "float32"')
@@ -101,6 +103,7 @@ def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorke
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:120]
         invalid("local.precision", BF16, f"{model.name} does not run in it ({cause})", 'use precision = "float32"')
+    # Written so that NaN fails the comparison too.
     if not far <= MOST_APART:
         law = f"the gradient of {model.name} would be {far:.0%} off"
         invalid("local.precision", BF16, law, 'use precision = "float32"')
@@ -108,11 +111,11 @@ def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorke
 
 
 MOST_APART = 0.2
-"""How far a probe's gradient in bfloat16 may be from that in float32, relative to its length."""
+"""Largest allowed distance between a probe's bfloat16 and float32 gradients, relative to the float32 norm."""
 
 
 def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
-    """|gradient in bfloat16 - gradient| / |gradient| for a probe; a graph that draws at random is only asked to run."""
+    """Return |bf16 gradient - gradient| / |gradient| on a probe; a graph with dropout only has to be finite."""
     model, found = worker.model, []
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     for one in (worker, exact):
@@ -122,13 +125,14 @@ def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
             one.mean_gradient(one.inputs(x.numpy()), y)
         one.probing = False
         found.append(one.gradient.clone())
+    # Two passes draw different dropout masks, so their gradients cannot be compared.
     if isinstance(worker, GraphWorker) and worker.dropout:
         return 0.0 if bool(torch.isfinite(found[0]).all()) else float("inf")
     return float((found[0] - found[1]).norm() / found[1].norm().clamp_min(1e-30))
 
 
 def require_clipping(worker: GradientWorker) -> GradientWorker:
-    """The worker, unless it may not clip per example."""
+    """Return the worker; raise if it may not clip per example in its precision."""
     if worker.precision != FLOAT32 and not isinstance(worker, HalfChainWorker):
         law = f"per-example clipping in it is for chains of dense and convolutional layers, not {worker.model.name}"
         invalid("local.precision", BF16, law, 'use precision = "float32", or unit = "client"')
@@ -136,7 +140,7 @@ def require_clipping(worker: GradientWorker) -> GradientWorker:
 
 
 def check_precision(model: FlatModel, *, private: bool) -> None:
-    """Raise one line unless this model is trained in bfloat16 here, with per-example clipping where `private`."""
+    """Raise unless this model trains in bfloat16 here, with per-example clipping if `private`."""
     worker = half_worker(model)
     if private:
         require_clipping(worker)
@@ -145,7 +149,7 @@ def check_precision(model: FlatModel, *, private: bool) -> None:
 
 
 def clipping_note(model: FlatModel) -> str | None:
-    """What a user should know when private training of this model takes the slow path; None when it does not."""
+    """Return a note for the user when private training of this model takes the slow path, else None."""
     worker = worker_for(model)
     if type(worker) is not GradientWorker:
         return None
@@ -155,7 +159,7 @@ def clipping_note(model: FlatModel) -> str | None:
 
 
 def dense_layers(model: FlatModel) -> tuple[DenseSlots, ...] | None:
-    """The layers of a fully connected network, whose clients are always trained side by side; else None."""
+    """Return the layers of a fully connected network, whose clients always train stacked; None for other models."""
     if model not in BENCH.stacks:
         worker = worker_for(model)
         BENCH.stacks[model] = dense_slots(model) if isinstance(worker, ChainWorker) else None
@@ -168,19 +172,21 @@ class Stacking:
 
     build: Builder
     floats: int
-    """Numbers that one example's largest patches hold; 0 for fully connected networks."""
+    """Numbers in one example's largest patches; 0 for fully connected networks."""
 
     def takes(self, width: int) -> bool:
-        """Whether a client with batches of this width belongs on a stack: a matter of its own size only."""
+        """Return whether a client with batches of this width is stacked."""
+        # A function of the client's own size only. If it depended on the other clients, a client's result would not
+        # have the same bits in every cohort.
         return width * self.floats <= CLIENT_FLOATS
 
     def most_clients(self, width: int) -> int:
-        """How many clients of this width stand side by side."""
+        """Return how many clients of this width are stacked together."""
         return max(2, GROUP_FLOATS // (width * self.floats)) if self.floats else 1 << 20
 
 
 def stacking_for(model: FlatModel) -> Stacking | None:
-    """How to stack clients of this model for plain steps; None: always in a loop."""
+    """Return how to stack clients of this model for plain steps; None means one client after the other."""
     layers = dense_layers(model)
     if layers is not None:
         return Stacking(lambda weights, gradient: DenseStack(layers, weights, gradient, model.task), 0)
@@ -191,9 +197,10 @@ def stacking_for(model: FlatModel) -> Stacking | None:
 
 
 def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
-    """The parts of a convolutional chain, when its worker has passed the probe as one."""
+    """Return the parts of a convolutional chain if its worker is a probed chain, else None."""
     if model not in BENCH.small:
-        chained = isinstance(worker_for(model), ChainWorker) and model.task.classic  # its stack has cross entropy's
+        # The convolutional stack has the gradient of cross entropy only.
+        chained = isinstance(worker_for(model), ChainWorker) and model.task.classic
         parts = conv_parts(model) if chained else None
         found = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
         BENCH.small[model] = found
@@ -201,10 +208,10 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
 
 
 def choose_worker(model: FlatModel) -> GradientWorker:
-    """Hand-written layers, ghost clipping on autograd, the certified graph, autograd alone: the first that agrees.
+    """Return the first worker that agrees with the definition: chain, autograd rules, certified graph, plain autograd.
 
-    A module of the user's own is given a batch where a clip must bound its examples only as the graph of its
-    certificate: no probe can show that it treats them apart in training and at every size.
+    A user's own module gets batches only as the graph of its certificate. No probe can show that a module keeps
+    examples apart in training mode and at every batch size.
     """
     if model.device.type != "cpu":
         return device_worker(model)
@@ -212,6 +219,8 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     nothing = torch.empty(model.parameters)
     if model.task.own_loss is not None:
         BENCH.reasons[model] = f"what the loss {model.task.loss_name} does with a batch is not known"
+    # Where a clip applies, plain autograd refuses batch normalisation and calls a user's own loss with one example at a
+    # time.
     if mixing_layer(module) is not None or model.task.own_loss is not None:
         return GradientWorker(model)
     if unknown_part(module) is None:
@@ -223,7 +232,7 @@ def choose_worker(model: FlatModel) -> GradientWorker:
 
 
 def place_model(model: FlatModel, device: torch.device) -> FlatModel:
-    """The model, trained on a device from now on; refused where it does not compute there what it does here."""
+    """Return the model on a device; raise if its gradients there differ from those on the CPU."""
     placed = replace(model, device=device)
     if device.type != "cpu":
         worker_for(placed)
@@ -231,9 +240,10 @@ def place_model(model: FlatModel, device: torch.device) -> FlatModel:
 
 
 def device_worker(model: FlatModel) -> GradientWorker:
-    """Autograd alone on another device: hand-written layers, stacks and compiled code are for the CPU."""
+    """Return a plain autograd worker for another device; chains, stacks and compiled code are for the CPU only."""
     BENCH.reasons[model] = f"device {model.device.type}"
     try:
+        # Errors of torch on the device become one line for the user; errors of ours already are.
         worker = GradientWorker(model)
         agrees = probe_device(worker)
     except SightlineError:
@@ -249,7 +259,7 @@ def device_worker(model: FlatModel) -> GradientWorker:
 
 
 def probe_device(worker: GradientWorker) -> bool:
-    """Whether gradients of a probe are those of the CPU; of a model that draws at random, whether there are any."""
+    """Return whether a probe's gradients equal those on the CPU; models that draw at random only have to run."""
     model, apart = worker.model, mixing_layer(worker.module) is None
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     worker.weights.copy_(flatten_module(model.module()))
@@ -267,7 +277,7 @@ def probe_device(worker: GradientWorker) -> bool:
 
 
 def graph_worker(model: FlatModel) -> GraphWorker | None:
-    """The worker that runs the certified graph, when there is one with a rule for every use and it passes the probe."""
+    """Return the worker that runs the certified graph; None without certificate or rules, or if the probe fails."""
     certificate = certificate_of(model)
     if isinstance(certificate, Objection):
         BENCH.reasons[model] = str(certificate)
@@ -277,25 +287,30 @@ def graph_worker(model: FlatModel) -> GraphWorker | None:
         if agrees_with_examples(worker):
             return worker
         BENCH.reasons[model] = "ghost clipping over its graph did not agree with its examples one by one"
-    except Exception as error:  # whatever a rule did not foresee: the path example by example is right
+    # Any failure of a rule is safe here: the caller falls back to the exact path, one example at a time.
+    except Exception as error:
         BENCH.reasons[model] = " ".join(str(error).split())[:200]
     return None
 
 
 def autograd_worker(model: FlatModel) -> AutogradWorker | None:
-    """The ghost-clipping worker, when every layer has a clipping rule."""
+    """Return the ghost-clipping worker, or None if a layer has no clipping rule."""
     try:
         return AutogradWorker(model)
     except NoClippingRule:
         return None
 
 
+# Every fast path passes a probe against the definition (each example alone) before it is used. A layer used twice, a
+# tied weight or an in-place overwrite would otherwise be clipped wrongly, and a wrong clip means an epsilon that is too
+# small. Models that fail the probe get the slow, exact path.
 def agrees_with_definition(worker: GradientWorker) -> bool:
-    """Whether gradient and clipped sum of a probe equal the definition, tensor by tensor: every example alone."""
+    """Return whether gradient and clipped sum of a probe equal the definition, tensor by tensor."""
     model, worker.probing = worker.model, True
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     worker.weights.copy_(flatten_module(model.module()))
     rows = one_by_one(model.module().eval(), model, worker.weights, x, y)
+    # The median of two norms is the smaller one: one example is clipped, the other lies on the boundary.
     clip_norm = float(rows.norm(dim=1).median())
     if not 0 < clip_norm < float("inf"):
         return False
@@ -309,7 +324,7 @@ def agrees_with_definition(worker: GradientWorker) -> bool:
 
 
 def probe_worker(worker: GradientWorker, x: Tensor, y: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """The worker's clipped sum and mean gradient."""
+    """Return the worker's clipped sum and mean gradient."""
     inputs = worker.inputs(x.numpy())
     worker.clipped_sum(inputs, y, clip_norm)
     clipped = worker.gradient.clone()
@@ -318,14 +333,14 @@ def probe_worker(worker: GradientWorker, x: Tensor, y: Tensor, clip_norm: float)
 
 
 KINDS = ("cuda", "mps")
-"""The devices beside the CPU, in the order in which "auto" asks for them."""
+"""Devices other than the CPU, in the order in which "auto" tries them."""
 
 
 def find_device(wanted: str) -> torch.device:
-    """The device of that name; "auto": the first that is there and clips right, else the CPU.
+    """Return the named device; "auto" returns the first that is available and clips correctly, else the CPU.
 
-    Guarantees: a device that is not there, or that lets a row through which is longer than its clip norm, is not used;
-    on one that is, torch computes in float32 and by algorithms that give the same bits every time.
+    Guarantees: a device that is missing, or that leaves a row longer than its clip norm, is not used. On a device that
+    is used, torch computes in float32 with deterministic algorithms.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -347,28 +362,31 @@ def find_device(wanted: str) -> torch.device:
 
 
 def is_available(kind: str) -> bool:
-    """Whether torch can use a device of this kind here."""
+    """Return whether torch can use a device of this kind here."""
     return torch.cuda.is_available() if kind == "cuda" else torch.backends.mps.is_available()
 
 
 def require_float32() -> None:
-    """Let torch compute in float32 on devices, never in shorter numbers, and the same bits every time.
+    """Make torch compute in float32 on devices, never in shorter formats, with deterministic algorithms.
 
-    A round that is made again after an interruption has the same noise: another value under it would be seen through.
+    A round that is repeated after an interruption uses the same noise. If its value differed, the difference of the two
+    releases would cancel the noise.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    # cuBLAS reads the variable when the first product is computed.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
     torch.use_deterministic_algorithms(True)
 
 
 def find_clipping_problem(device: torch.device) -> str | None:
-    """What is wrong with sums of clipped rows on a device, or None: the law of the clip norm tried, in float64.
+    """Return what is wrong with clipped sums on a device, or None. Row norms are checked in float64.
 
     >>> find_clipping_problem(torch.device("cpu")) is None
     True
     """
     draw = torch.Generator().manual_seed(0)
+    # The longer rows exceed 2^16 numbers: a float32 norm that adds squares one by one can be 1.2e-4 short there.
     for length in (64, (1 << 16) + 64):
         rows = torch.randn(6, length, generator=draw) * torch.tensor([1e-8, 1e-3, 1.0, 1.0, 1.0, 1e8])[:, None]
         rows[3, 5], rows[4, 7] = float("nan"), float("inf")
@@ -383,7 +401,7 @@ def find_clipping_problem(device: torch.device) -> str | None:
 
 
 def _find_row_problem(row: Tensor, device: torch.device, *, finite: bool) -> str | None:
-    """What is wrong with one clipped row: longer than 1, or not zero though it is not finite."""
+    """Return what is wrong with one clipped row: a norm above 1, or a non-finite row that is not zeroed."""
     found = clipped_rows(row[None].to(device), 1.0).cpu().double()
     length = float(found.norm())
     if not finite:
@@ -392,5 +410,5 @@ def _find_row_problem(row: Tensor, device: torch.device, *, finite: bool) -> str
 
 
 def describe_device(device: torch.device) -> str:
-    """A device in words: its kind, and which model of a CUDA device it is."""
+    """Return the device kind, with the model name of a CUDA device."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type

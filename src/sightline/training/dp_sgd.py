@@ -1,4 +1,4 @@
-"""DP-SGD inside clients: per-example clipping, Poisson batches, each client its own noise."""
+"""DP-SGD inside clients: per-example clipping, Poisson batches, noise from each client's own generator."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -19,8 +19,9 @@ from sightline.training.local_sgd import check_clients, client_blocks
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
 from sightline.training.machine import FLOAT32
 
+# A function of the client's own size only, so that its bits do not depend on the other clients.
 HEAVY = 1 << 22
-"""Expected batch x parameters from which a client fills a core by itself and is not stacked: its own size decides."""
+"""Expected batch x parameters above which a client is not stacked, since it fills a core by itself."""
 
 
 def dp_sgd(
@@ -32,16 +33,16 @@ def dp_sgd(
     *,
     terms: LocalTerms | None = None,
 ) -> Iterator[Block]:
-    r"""DP-SGD of every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
+    r"""Run DP-SGD on every client: g = (sum_j clip(g_j, C) + N(0, noise_std^2 I)) / divisor, then an SGD step with g.
 
-    `work` gives learning rate, momentum and weight decay; `how.steps`, not `work`, says how often. `how.batches[i]`
-    lays down the examples of each step of client i in place of its draws (balanced sampling). With `how.views` the
-    gradient of an example is the mean over its views (batch augmentation), drawn anew at every step.
+    `work` gives learning rate, momentum and weight decay; `how.steps`, not `work`, gives the number of steps.
+    `how.batches[i]` fixes the examples of each step of client i instead of drawing them (balanced sampling). With
+    `how.views` the gradient of an example is the mean over its views (batch augmentation), drawn again at every step.
 
-    Guarantees: one example changes the sum by at most C before the noise; every example is drawn independently at
-    every step; an empty batch is a step of pure noise; a non-finite example gradient contributes zero; noise and
-    sampling come from the client's own generators, noise drawn afresh for all d coordinates at every step; rate 1 goes
-    through the whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
+    Guarantees: one example changes the sum by at most C before the noise. Every example is drawn independently at every
+    step. An empty batch is a step of pure noise. A non-finite example gradient contributes zero. Noise and sampling
+    come from the client's own generators, with fresh noise on all d coordinates at every step. Rate 1 passes over the
+    whole shard in bounded memory. Reference: Abadi et al. 2016, Algorithm 1.
     """
     terms = terms or LocalTerms()
     per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
@@ -66,7 +67,7 @@ def private_loop(
     how: DPSGDSettings,
     clients: Sequence[int],
 ) -> Iterator[Block]:
-    """One client after the other on one worker."""
+    """Train one client after the other on one worker."""
     worker = require_clipping(worker_for(model, work.paths.record, work.precision))
     for block in client_blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
@@ -80,12 +81,14 @@ def private_loop(
 
 
 def descend_privately(worker: GradientWorker, descent: Descent, shard: Shard, how: DPSGDSettings, client: int) -> None:
-    """One client's private steps on the worker's weights."""
+    """Take one client's private steps on the worker's weights."""
     x = worker.inputs(shard.x[:0] if how.views is not None else shard.x)
     y = worker.place_tensor(torch.from_numpy(shard.y))
     noises = how.noise_of(client, worker.gradient.numel(), descent.work.paths.noise)
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
         how.write_sum(worker, shard, x, y, batch, client)
+        # Order matters: the noise is added to the clipped sum before the division. The divisor is the expected batch
+        # size: the drawn size is secret, and dividing by it would change the sensitivity.
         if noise is not None:
             worker.gradient.add_(worker.place_tensor(noise), alpha=how.noise_std[client])
         descent.step(worker.weights, worker.gradient.div_(how.divisors[client]))
@@ -101,10 +104,10 @@ def clipped_gradient_sum(
     rng: np.random.Generator | None = None,
     views: tuple[Views, np.random.Generator] | None = None,
 ) -> Tensor:
-    r"""sum_j g_j min(1, C / |g_j|), g_j = gradient of the loss of example j at `vector`.
+    r"""Return sum_j g_j min(1, C / |g_j|), g_j being the gradient of the loss of example j at `vector`.
 
-    Guarantees: L2 sensitivity to adding or removing one example is at most C; a non-finite g_j contributes zero; with
-    `rng` the module's dropout masks come from it; with `views` and their generator g_j is the mean over j's views.
+    Guarantees: the L2 sensitivity to adding or removing one example is at most C. A non-finite g_j contributes zero.
+    With `rng` the module's dropout masks come from it. With `views` and their generator g_j is the mean over j's views.
     """
     model.check_vector(vector)
     check_clip_norm(clip_norm)

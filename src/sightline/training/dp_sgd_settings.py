@@ -1,4 +1,4 @@
-"""Settings of DP-SGD per client: batches, views of an example, clipping and noise."""
+"""Settings of DP-SGD per client: batches, views of an example, clip norm and noise."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from sightline.training.local_work import Index, poisson_batches
 
 Inputs = NDArray[np.float32] | NDArray[np.int64]
 VIEW_BYTES = 1 << 25
-"""How much the views of one chunk of examples may take."""
+"""Memory limit for the views of one chunk of examples."""
 
 
 class ViewKind(StrEnum):
-    """What may happen to an image."""
+    """Augmentations of an image."""
 
     SHIFT = "shift"
     FLIP = "flip"
@@ -33,7 +33,7 @@ class ViewKind(StrEnum):
 
 @dataclass(frozen=True)
 class Views:
-    """The image itself and `count` - 1 others: moved by up to `pixels` each way, mirrored left to right, or both."""
+    """The image and `count` - 1 variants: shifted by up to `pixels` each way, mirrored left to right, or both."""
 
     count: int
     kind: ViewKind
@@ -44,9 +44,9 @@ class Views:
             invalid("views", self, "one view or more, no negative pixels, and two views to mirror")
 
     def of(self, x: Inputs, *, rng: np.random.Generator) -> Inputs:
-        """(n, channels, height, width) -> (n * count, ...): the views of an example stand together, itself first.
+        """Return (n, channels, height, width) -> (n * count, ...): each example's views together, the original first.
 
-        Guarantees: every example's views are drawn independently and do not look at any example.
+        Guarantees: every example's views are drawn independently of each other and of the data.
         """
         if x.ndim != 4:
             invalid("local.augment.kind", self.kind, "only images have views of this kind", "remove local.augment")
@@ -63,7 +63,7 @@ class Views:
     def _draw_shifts(
         self, n: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool]]:
-        """How far down, how far right and whether mirrored: one row per example, the first column untouched."""
+        """Return (down, right, mirrored), one row per example; the first column is the unchanged image."""
         size = (n, self.count)
         down, right, mirrored = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool)
         if self.kind is not ViewKind.FLIP:
@@ -81,9 +81,11 @@ def clipped_sum_of_views(
 ) -> None:
     r"""Write sum_j clip((1/K) sum_k g_jk, C) to the worker's gradient, g_jk being the gradient of view k of example j.
 
-    Guarantees: one example moves the sum by at most C; an example with a non-finite view contributes zero; memory is
-    bounded whatever the batch.
+    Guarantees: one example moves the sum by at most C. An example with a non-finite view contributes zero. Memory is
+    bounded for any batch size.
     """
+    # Views are averaged before clipping: one example still moves the sum by C, so the event and the noise stay the
+    # same. Clipping each view separately has the same bound but shortens the gradient more (De et al. 2022).
     total = worker.gradient.new_zeros(worker.gradient.shape)
     for some in equal_chunks(len(y), max(1, VIEW_BYTES // (views.count * max(1, x[:1].nbytes)))):
         seen = worker.inputs(views.of(x[some], rng=rng))
@@ -93,23 +95,24 @@ def clipped_sum_of_views(
 
 
 AHEAD = 1 << 14
-"""How many normal numbers are drawn at once, when one step needs fewer."""
+"""Normal numbers drawn at once if one step needs fewer."""
 
 
 def draw_gaussian(size: int, *, rng: np.random.Generator, path: str = "torch") -> Tensor:
-    """`size` independent standard normal float32 numbers.
+    """Return `size` independent standard normal float32 numbers.
 
-    z = sqrt(-2 ln u) (cos t, sin t); u is the magnitude of a random 64-bit word, t the lower half of another pair's
-    word (float32 keeps 24 bits of u, so the halves meet only where u < 2^-7, and there in u's last bits).
+    z = sqrt(-2 ln u) (cos t, sin t). u is the magnitude of a random 64-bit word, t the lower half of another pair's
+    word. (float32 keeps 24 bits of u, so the halves overlap only where u < 2^-7, and there in u's last bits.)
 
-    Guarantees: all randomness is the generator's; tails reach 9.3 standard deviations (torch's own float32 normals end
-    at 5.8, because their u has 24 bits); about three times as fast as numpy's. With `path` "compiled" the same function
-    of the same words up to float32 rounding, in compiled code where there is some.
+    Guarantees: all randomness comes from the generator. Tails reach 9.3 standard deviations (torch's own float32
+    normals end at 5.8, because their u has 24 bits). About three times as fast as numpy. With `path` "compiled" it is
+    the same function of the same words up to float32 rounding, in compiled code if available.
     """
     pairs = max(1, -(-size // 2))
     words = random_words(pairs, rng)
     if path == "compiled" and (found := normals_of(words)) is not None:
         return found[:size]
+    # The clamp avoids ln 0: a word of 0 has probability 2^-64 and becomes the longest radius.
     radius = words.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
     halves = words.view(torch.int32)[::2]
     angle = torch.cat([halves[pairs // 2 :], halves[: pairs // 2]]).float().mul_(pi / 2**31)
@@ -120,45 +123,47 @@ def draw_gaussian(size: int, *, rng: np.random.Generator, path: str = "torch") -
 
 
 def random_words(count: int, rng: np.random.Generator) -> Tensor:
-    """`count` words of 64 random bits, as int64."""
-    if isinstance(rng.bit_generator, np.random.MT19937):  # its raw words have 32 bits
+    """Return `count` words of 64 random bits, as int64."""
+    # Raw words of the Mersenne Twister have 32 bits only.
+    if isinstance(rng.bit_generator, np.random.MT19937):
         return torch.from_numpy(np.frombuffer(bytearray(rng.bytes(8 * count)), np.int64))
     return torch.from_numpy(rng.bit_generator.random_raw(count).view(np.int64))
 
 
 def gaussian_steps(size: int, *, rng: np.random.Generator, path: str = "torch") -> Iterator[Tensor]:
-    """A fresh vector of `size` standard normal numbers for every step, without end.
+    """Yield a fresh vector of `size` standard normal numbers for every step, without end.
 
-    Guarantees: every number is used once; small vectors are cut from one larger draw, which only saves time.
+    Guarantees: every number is used once. Small vectors are cut from one larger draw to save time.
     """
     ahead = max(1, AHEAD // max(size, 1))
     while True:
         block = draw_gaussian(ahead * size, rng=rng, path=path).view(ahead, size)
-        yield from (block[row] for row in range(ahead))  # one view at a time: most clients take few steps
+        # One view at a time: most clients take few steps.
+        yield from (block[row] for row in range(ahead))
 
 
 CHUNK = 1 << 14
-"""Coordinates that are worked on at once: they stay in the processor's cache."""
+"""Coordinates processed at once, so that they stay in the cache."""
 
 Row = NDArray[np.float64]
 
 
 class NoiseWalk:
-    """One stream as far as it has been drawn: the last rows of n, or buffers of all. A secret."""
+    """One stream of correlated noise, as far as it is drawn: the last rows of n, or all buffers. Secret."""
 
     def __init__(self, strategy: Strategy, dimension: int) -> None:
         self.strategy, self.releases = strategy, list[int]()
-        """Of every step that was drawn, the number of the release that it noised."""
+        """For every drawn step, the number of the release that it noised."""
         self._last = np.zeros(dimension)
         self._kept = np.zeros((len(strategy.decays) or len(strategy.coefficients) - 1, dimension))
 
     @property
     def last(self) -> Row:
-        """The noise of the last step that was drawn."""
+        """The noise of the last step."""
         return self._last
 
     def advance(self, fresh: Row, release: int) -> Row:
-        """n_t = z_t - what is owed to earlier steps; `fresh` is z_t, and becomes n_t."""
+        """Return n_t = z_t - (terms of earlier steps); `fresh` is z_t and is overwritten with n_t."""
         walk = self._advance_buffers if self.strategy.decays else self._advance_bands
         work = np.empty(min(CHUNK, len(fresh)))
         for start in range(0, len(fresh), CHUNK):
@@ -169,7 +174,7 @@ class NoiseWalk:
         return fresh
 
     def _advance_bands(self, row: Row, part: slice, work: Row) -> None:
-        """n_t = z_t - sum_(0 < i < p) c_i n_(t-i); n_t takes the place of the oldest."""
+        """Compute n_t = z_t - sum_(0 < i < p) c_i n_(t-i); n_t replaces the oldest row."""
         step, kept = len(self.releases), self._kept
         for back in range(1, min(step, len(kept)) + 1):
             np.multiply(kept[(step - back) % len(kept), part], self.strategy.coefficients[back], out=work)
@@ -177,7 +182,7 @@ class NoiseWalk:
         kept[step % len(kept), part] = row
 
     def _advance_buffers(self, row: Row, part: slice, work: Row) -> None:
-        """n_t = z_t - sum_j w_j s_j; s_j <- th_j s_j + n_t."""
+        """Compute n_t = z_t - sum_j w_j s_j; s_j <- th_j s_j + n_t."""
         for weight, buffer in zip(self.strategy.weights, self._kept, strict=True):
             np.multiply(buffer[part], weight, out=work)
             row -= work
@@ -187,23 +192,25 @@ class NoiseWalk:
 
 
 def correlate_steps(strategy: Strategy, fresh: Iterator[Tensor], size: int) -> Iterator[Tensor]:
-    """The noise of every step of a stream, n = C^-1 z, of its rows of z; it ends with the stream.
+    """Yield the noise of every step of a stream, n = C^-1 z, from rows of z; end with the stream.
 
     >>> strategy = Strategy("band", steps=3, coefficients=(1.0, 0.5), bands=2)
     >>> [step.tolist() for step in correlate_steps(strategy, iter(torch.eye(3)), 3)][2]
     [0.25, -0.5, 1.0]
     """
+    # In double precision: the recursion runs over all steps, and float32 rounding would accumulate.
     walk = NoiseWalk(strategy, size)
     for step in range(strategy.steps):
         yield torch.from_numpy(walk.advance(next(fresh).double().numpy(), step)).float()
 
 
 SMALLEST_CLIP_NORM = 1e-12
-"""The square of a float32 below 1e-22 is zero: a gradient that small has norm zero, and would pass a smaller ball."""
+"""Squares of float32 numbers below 1e-22 underflow to zero: a gradient that small has norm zero and would pass a
+smaller ball."""
 
 
 def check_clip_norm(clip_norm: float) -> None:
-    """Refuse a radius that norms in float32 cannot be compared with."""
+    """Raise for a clip norm that float32 norms cannot be compared with."""
     if not SMALLEST_CLIP_NORM <= clip_norm < np.inf:
         law = f"a clip norm is a number from {SMALLEST_CLIP_NORM:g} on: float32 has no norms of much smaller gradients"
         invalid("clip_norm", clip_norm, law)
@@ -211,7 +218,7 @@ def check_clip_norm(clip_norm: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class DPSGDSettings:
-    """How each client steps in private; every sequence has one entry per client."""
+    """How each client takes private steps; every sequence has one entry per client."""
 
     clip_norm: float
     noise_std: Sequence[float]
@@ -224,7 +231,7 @@ class DPSGDSettings:
     views: Views | None = None
     view_rngs: Sequence[np.random.Generator] | None = None
     strategies: Sequence[Strategy | None] | None = None
-    """How the noises of a client's steps belong together, where they are correlated."""
+    """How the noise of a client's steps is correlated, if it is."""
 
     def __post_init__(self) -> None:
         check_clip_norm(self.clip_norm)
@@ -243,11 +250,13 @@ class DPSGDSettings:
             if len(laid) != steps:
                 invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
         for strategy, steps in zip(self.strategies or (), self.steps, strict=False):
+            # The cost of correlated noise depends on when an example takes part, so its batches are scheduled, never
+            # drawn.
             if strategy is not None and (self.batches is None or steps != strategy.steps):
                 invalid("steps", steps, f"a stream has {strategy.steps}, whose batches are laid down")
 
     def batches_of(self, client: int, examples: int) -> Iterator[Index | None]:
-        """The batches of one client, drawn by its own generator or as they were scheduled."""
+        """Return the batches of one client, drawn by its own generator or as scheduled."""
         if self.batches is not None:
             return iter(self.batches[client])
         return poisson_batches(examples, self.sample_rates[client], self.steps[client], self.sampling_rngs[client])
@@ -255,7 +264,7 @@ class DPSGDSettings:
     def write_sum(
         self, worker: GradientWorker, shard: Shard, x: Tensor, y: Tensor, batch: Index | None, client: int
     ) -> None:
-        """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's where it is."""
+        """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's tensors."""
         index = None if batch is None else worker.place_tensor(torch.from_numpy(batch))
         some = y if index is None else y[index]
         if self.views is None or self.view_rngs is None:
@@ -265,7 +274,7 @@ class DPSGDSettings:
             clipped_sum_of_views(worker, seen, some, self.clip_norm, self.views, self.view_rngs[client])
 
     def noise_of(self, client: int, size: int, path: str = "torch") -> Iterator[Tensor | None]:
-        """The noise of each step before it is scaled by `noise_std`: standard normal vectors, or none.
+        """Return an iterator over the unscaled noise of each step: standard normal vectors, or None for no noise.
 
         `path` is that of `Paths.noise`.
         """

@@ -21,15 +21,15 @@ from sightline.training.local_work import client_rows
 BATCH = 512
 """Examples in one forward pass of an evaluation."""
 OUTPUT_FLOATS = 1 << 25
-"""The most numbers that one pass gives: a language model has a vocabulary at every position."""
+"""Most numbers that one pass may output: a language model has one logit per word at every position."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss over `examples` examples and the share of right answers, both NaN when there are none.
+    """Mean loss and accuracy over `examples` examples, both NaN for an empty shard.
 
-    `sums` are those of the task's scores: `task.rate_sums(sums, examples)` makes metrics of them, and those of several
-    shards may be added. A task that knows no right answers has an accuracy of NaN.
+    `sums` are sums of the task's scores: `task.rate_sums(sums, examples)` turns them into metrics, and sums of several
+    shards may be added. Accuracy is NaN for a task without right answers.
     """
 
     loss: float
@@ -41,7 +41,7 @@ class Evaluation:
 def evaluate_model(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, apart: bool = False
 ) -> Evaluation:
-    """Loss and scores of one model on one shard; `apart`: whatever the model is, no example changes another's."""
+    """Return loss and scores of one model on one shard; with `apart`, no example influences another's result."""
     losses, scores = example_outcomes(model, vector, shard, batch=batch, apart=apart)
     return summarise_outcomes(model.task, losses, scores)
 
@@ -49,7 +49,7 @@ def evaluate_model(
 def evaluate_many(
     model: FlatModel, vectors: Tensor, shards: Sequence[Shard], *, batch: int = BATCH
 ) -> list[Evaluation]:
-    """One evaluation per shard: `vectors` is (d,), the same model for all in one pass, or (n, d), one each.
+    """Return one evaluation per shard. `vectors` is (d,) for one shared model, or (n, d) for one model per shard.
 
     Guarantees: entry i equals `evaluate_model(model, vectors[i], shards[i])` up to float32 rounding.
     """
@@ -71,8 +71,9 @@ def evaluate_many(
 def evaluate_stacked(
     layers: tuple[DenseSlots, ...], model: FlatModel, vectors: Tensor, shards: Sequence[Shard]
 ) -> list[Evaluation]:
-    """Every client's own fully connected network on its own shard, clients side by side."""
+    """Evaluate every client's own fully connected network on its own shard, with clients stacked."""
     clients = range(len(shards))
+    # Widths are rounded up to powers of two, so that shards of similar size share one stack.
     widths = {client: 1 << max(0, len(shards[client]) - 1).bit_length() for client in clients}
     found: dict[int, Evaluation] = {}
     for group in group_clients(model, shards, clients, widths, [0] * len(shards), widths, lambda width: 1 << 20):
@@ -88,7 +89,7 @@ def evaluate_stacked(
 
 
 def _stacked_outcomes(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, b) losses and (n, b, k) scores of (n, b, ...) outputs."""
+    """Return (n, b) losses and (n, b, k) scores of (n, b, ...) outputs."""
     if task.classic:
         losses = functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none")
         return losses, (outputs.argmax(2) == y).double().unsqueeze(2)
@@ -100,7 +101,7 @@ def _stacked_outcomes(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
 def example_outcomes(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Every example's loss, and its scores by the model's task."""
+    """Return every example's loss, and its scores by the model's task."""
     model.check_vector(vector)
     if batch < 1:
         invalid("batch", batch, "is a whole number >= 1")
@@ -108,9 +109,12 @@ def example_outcomes(
     worker.weights.copy_(vector)
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
     losses, scores = torch.empty(len(shard)), []
+    # Language models output a vocabulary at every position: smaller passes keep the logits within memory.
     positions = max(1, int(np.prod(model.task.target_shape))) if model.task.name == "language" else 1
     fewer = min(batch, max(1, OUTPUT_FLOATS // (positions * model.classes)))
     for some in equal_chunks(len(shard), fewer):
+        # Private choices rest on counts of right answers. With `apart` a user's own module cannot let one example
+        # change the answers for others.
         outputs = worker.logits(x[some], apart=apart)
         with torch.no_grad():
             losses[some] = model.task.losses(outputs, y[some])
@@ -119,7 +123,7 @@ def example_outcomes(
 
 
 def summarise_outcomes(task: Task, losses: Tensor, scores: Tensor) -> Evaluation:
-    """The means of the outcomes, summed in float64."""
+    """Return the means of the outcomes, summed in float64."""
     examples = losses.numel()
     if not examples:
         return Evaluation(float("nan"), float("nan"), 0)

@@ -1,4 +1,4 @@
-"""Per-example gradients and their clipped sums: one at a time (always right), or by torch.func where that agrees."""
+"""Per-example gradients and clipped sums: one example at a time (the definition), or torch.func where it agrees."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
 
 
 def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The definition: a forward and a backward pass for every example on its own."""
+    """Return (batch, d) gradients by definition: a forward and a backward pass for every example alone."""
     rows = torch.zeros(len(y), model.parameters, device=x.device)
     parameters = [module.get_parameter(slot.name) for slot in model.layout]
     for index in range(len(y)):
@@ -37,21 +37,22 @@ def one_by_one(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, 
 
 
 def vectorised_gradients(module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The same by torch.func: vmap(grad). The module is still given one example: a batch of size one."""
+    """Return the same by torch.func: vmap(grad). The module still gets one example, as a batch of one."""
 
     def loss(tensors: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         return model.task.losses(call_with(module, tensors, one_x.unsqueeze(0)), one_y.unsqueeze(0), "mean")
 
     per_example = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
-    with sdpa_kernel(SDPBackend.MATH):  # torch.func has no rule for the other kernels of attention
+    # torch.func has no rule for the other attention kernels.
+    with sdpa_kernel(SDPBackend.MATH):
         parts = per_example(model.split(weights), x.clone(), y)
     return torch.cat([parts[slot.name].reshape(len(y), slot.size) for slot in model.layout], 1)
 
 
 def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The module's result with these tensors as its parameters, put once into every layer that shares them.
+    """Return the module's output with these tensors as parameters, set in every layer that shares them.
 
-    (torch's own way with tied weights leaves a layer that stands in two places without its parameter.)
+    (torch's own handling of tied weights leaves a layer that is registered twice without its parameter.)
     """
     names = {id(one): name for name, one in module.named_parameters()}
     everywhere = {
@@ -65,7 +66,7 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
 
 
 def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tensor, x: Tensor, rows: Rows) -> Tensor:
-    """The logits of every example alone, by torch.func where `rows` may use it; `fresh` gives the module of a pass."""
+    """Return the logits of every example alone, by torch.func if `rows` uses it; `fresh` gives the module of a pass."""
 
     tensors, module = model.split(weights), fresh()
 
@@ -81,12 +82,13 @@ def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tens
 
 
 def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
-    """`vectorised_gradients` when it runs and agrees with the definition on this module, else `one_by_one`.
+    """Return `vectorised_gradients` if it runs and agrees with the definition on this module, else `one_by_one`.
 
-    Both are asked in evaluation and in training; where training draws at random only the former can agree.
+    Both are compared in evaluation and in training mode. Where training draws at random, only evaluation can agree.
     """
     if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
-        return one_by_one  # torch.func falls back to a slow loop of its own there
+        # For recurrent layers torch.func falls back to a slow loop of its own.
+        return one_by_one
     probe = model.module()
     weights = flatten_module(probe)
     x, y = probe_inputs(model, 3), probe_targets(model.task, model.classes, 3)
@@ -105,13 +107,14 @@ def choose_rows(module: nn.Module, model: FlatModel) -> Rows:
         except Exception:
             return one_by_one
         slow = drawn(one_by_one)
+        # If two draws of the definition differ from each other, the module is random here and cannot be compared.
         if not rows_agree(fast, slow) and rows_agree(slow, drawn(one_by_one, seed=1)):
             return one_by_one
     return vectorised_gradients
 
 
 def rows_agree(fast: Tensor, slow: Tensor) -> bool:
-    """Whether rows agree to float32 rounding."""
+    """Return whether rows agree to float32 rounding."""
     return torch.allclose(fast, slow, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
@@ -119,24 +122,24 @@ DROPOUT = nn.modules.dropout._DropoutNd
 
 
 class GradientWorker:
-    """Any torch module, differentiated by autograd.
+    """Worker for any torch module, differentiated by autograd.
 
-    `weights` and `gradient` are (d,) vectors; the module's parameters are views into them, so that one fused operation
-    on the vector moves the whole model.
+    `weights` and `gradient` are (d,) vectors. The module's parameters are views into them, so one fused operation on
+    the vector moves the whole model.
 
-    A module of the user's own, one with a part of which it is not known that it treats examples apart, is given one
-    example at a time wherever a clip must bound it, and is refused as soon as anything but its result has changed.
-    Before every pass its attributes are put back to what they were, so that nothing kept there outlives the pass.
+    A user's own module (one with a part that is not known to keep examples apart) gets one example at a time wherever a
+    clip must bound it, and is refused as soon as anything but its result changes. Before every pass its attributes are
+    restored, so nothing stored there outlives the pass.
 
-    On another device than the CPU nothing is asked back between the steps but, once for each size of a pass, whether
-    its rows are alike: what comes is moved by `inputs` and `place_tensor`, what leaves goes through `hand_back`, which
-    refuses the module then if it has changed.
+    On a device other than the CPU the worker does not synchronise between steps, except once per pass size to compare
+    its rows. Data enters through `inputs` and `place_tensor` and leaves through `hand_back`, which refuses a module
+    that has changed.
     """
 
     channels_last = False
-    """Whether images of private passes are stored pixel by pixel."""
+    """Whether images of private passes are stored in channels_last order."""
     precision = "float32"
-    """`bf16`: plain steps differentiate the module under torch's autocast; outputs and losses are float32."""
+    """`bf16` differentiates the module under torch's autocast in plain steps; outputs and losses are float32."""
 
     def __init__(self, model: FlatModel) -> None:
         self.model = model
@@ -144,8 +147,10 @@ class GradientWorker:
         self.module = model.module()
         self.weights = torch.zeros(model.parameters, device=self.device)
         self.gradient = torch.zeros(model.parameters, device=self.device)
-        self.total = torch.zeros_like(self.gradient)  # of clipped gradients: no parameter's `.grad` is a view into it
-        self.moved = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a pass changed its own weights
+        # Of clipped gradients: no parameter's `.grad` is a view into it.
+        self.total = torch.zeros_like(self.gradient)
+        # Whether a pass changed its own weights; kept on the device, so that reading it does not stall every pass.
+        self.moved = torch.zeros((), dtype=torch.bool, device=self.device)
         self.strange = unknown_part(self.module) or model.task.loss_name
         self.state: ModuleState | None = None
         self.dropout = any(isinstance(layer, DROPOUT) and layer.p > 0 for layer in self.module.modules())
@@ -157,34 +162,35 @@ class GradientWorker:
         self.saved: SavedAttributes | None = None
         self.rows: Rows | None = None
         self.passes: dict[int, Passes] = {}
-        """By number of views."""
-        self.probing = False  # a probe wants no dropout and no way round a failure
+        """Number of views -> passes."""
+        # A probe runs without dropout and without fallbacks.
+        self.probing = False
 
     def move_module(self) -> None:
-        """Move the module, and let one of the user's own fill there what it fills once."""
+        """Move the module to the device, and run a user's own module once to fill its lazy state there."""
         self.module.to(self.device)
         if self.strange is not None:
             warm_up(self.module, self.model)
 
     @property
     def away(self) -> bool:
-        """Whether it works on another device than the CPU."""
+        """Whether it works on a device other than the CPU."""
         return self.device.type != "cpu"
 
     def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
-        """A shard's inputs in the memory layout this worker likes; examples on the first axis."""
+        """Return a shard's inputs in the memory layout of this worker, with examples on the first axis."""
         return self.place_tensor(torch.from_numpy(np.ascontiguousarray(x)))
 
     def place_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor of the host where the worker works; nobody waits for what is at work there."""
+        """Return a host tensor on the worker's device, without waiting for pending work there."""
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device) if self.away else tensor
 
     def hand_back(self, found: Tensor) -> Tensor:
-        """What leaves the worker, on the host; itself where the worker works there.
+        """Return a result on the host.
 
-        Guarantees: from another device nothing leaves after a pass that changed anything but its result.
+        Guarantees: nothing leaves another device after a pass that changed anything but its result.
         """
         if not self.away:
             return found
@@ -193,20 +199,20 @@ class GradientWorker:
         return found.cpu()
 
     def refuse_if_changed(self, place: str | None) -> None:
-        """Raise when a pass has changed the module's state, or what `place` names."""
+        """Raise if a pass changed the module's state, or if `place` names a change."""
         changed = None if self.state is None else self.state.find_change() or place
         if changed is not None:
             refuse_change(self.model, changed)
 
     def renew(self) -> nn.Module:
-        """The module; one of the user's own with the attributes that it had before it saw any data."""
+        """Return the module; a user's own module with the attributes it had before it saw any data."""
         if self.saved is not None:
             self.saved.restore()
         return self.module
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Refuse a module of the user's own when a pass changed anything but its result and the gradient."""
+        """Refuse a user's own module if a pass changes anything but its result and the gradient."""
         if self.strange is None:
             yield
             return
@@ -220,14 +226,16 @@ class GradientWorker:
         yield
         if read_switches() != switches:
             refuse_change(self.model, "a setting of torch or Python that holds for the whole process")
-        if self.away:  # asked once, when something leaves
+        # Recorded on the device and read once, when a result leaves. NaN compares unequal to itself, hence the second
+        # term.
+        if self.away:
             same = (before == self.weights) | ((before != before) & (self.weights != self.weights))
             self.moved.logical_or_(~same.all())
             return
         self.refuse_if_changed(None if same_numbers(before, self.weights) else "its own weights")
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
-        """The logits of a batch on the host, without dropout and without a tape; `apart`: of every example alone."""
+        """Return the logits of a batch on the host, without dropout; with `apart`, of every example alone."""
         self.module.eval()
         with torch.no_grad(), self.watched():
             if apart and self.strange is not None:
@@ -245,7 +253,7 @@ class GradientWorker:
             self.model.task.losses(output, y, "mean").backward()  # type: ignore[no-untyped-call]
 
     def run_cast(self, run: Callable[[], Tensor]) -> Tensor:
-        """The outputs of a pass in the worker's precision, as float32."""
+        """Return the outputs of a pass in the worker's precision, as float32."""
         if self.precision == "float32":
             return run()
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -253,7 +261,7 @@ class GradientWorker:
         return output.float()
 
     def own_rows(self) -> Rows:
-        """How gradients of single examples are computed, chosen once."""
+        """Return how per-example gradients are computed, chosen once."""
         if self.rows is None:
             self.rows = choose_rows(self.module, self.model)
         return self.rows
@@ -261,12 +269,11 @@ class GradientWorker:
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         r"""Write sum_j g_j min(1, C / |g_j|) to `gradient`, g_j being the gradient of example j alone.
 
-        With several `views` x holds that many rows for each label, one after the other, and g_j is their mean gradient.
-        With `Balls` the tensors of every ball are clipped by themselves to its radius.
+        With several `views`, x holds that many consecutive rows per label, and g_j is their mean gradient. With
+        `Balls`, the tensors of each ball are clipped to its own radius.
 
-        Guarantees: the module is given one example at a time, so that whatever it does no example reaches another's
-        g_j, which also has the same bits whoever else is there (see `passes`); a non-finite g_j contributes zero;
-        memory is bounded whatever the batch.
+        Guarantees: the module gets one example at a time, so no example can reach another's g_j, which also has the
+        same bits in any batch (see `passes`). A non-finite g_j contributes zero. Memory is bounded for any batch size.
         """
         refuse_mixing_layers(self.module)
         alone = self.works_alone()
@@ -307,7 +314,8 @@ class GradientWorker:
             refuse_change(self.model, "'.grad' of its parameters (a backward pass inside forward or the loss)")
 
     def most_examples(self, views: int) -> int:
-        """How many examples are worked on at once: a matter of the model only."""
+        """Return how many examples are computed at once, from the model only."""
+        # It must not depend on the batch: one more example would change how the others are rounded.
         return max(1, min(ROW_BYTES // (4 * self.model.parameters), MOST_ROWS) // views)
 
     def add_passes(self, x: Tensor, y: Tensor, clip: Clip, views: int) -> None:
@@ -321,6 +329,7 @@ class GradientWorker:
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
         """Add the clipped sum of the first examples of one pass."""
         gradients = self.gradients_apart(x, y.repeat_interleave(views, 0), views)
+        # Padding rows have a gradient too, and must not count.
         gradients[examples:] = 0.0
         if isinstance(clip, Balls):
             self.total += clipped_rows_apart(gradients, clip, self.model.layout)
@@ -328,7 +337,7 @@ class GradientWorker:
             self.total += clipped_rows(gradients, clip)
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """|g_j|^2 of every example of one pass, by layer and tensor."""
+        """Return |g_j|^2 of every example of one pass, by layer and tensor."""
         return [{"": square_norms(self.gradients_apart(x, y.repeat_interleave(views, 0), views))}]
 
     def trial_inputs(self, views: int, seed: int) -> Tensor:
@@ -340,7 +349,7 @@ class GradientWorker:
         return probe_targets(self.model.task, self.model.classes, 1)
 
     def try_pass(self, size: int, views: int) -> Tensor:
-        """(numbers, size): the squared norms of equal examples, tensor by tensor, at a few inputs and weights."""
+        """Return (numbers, size) squared norms of equal examples, tensor by tensor, at a few inputs and weights."""
         kept, probing, found = self.weights.clone(), self.probing, list[Tensor]()
         was = self.module.training
         with torch.random.fork_rng(devices=[]):
@@ -364,11 +373,11 @@ class GradientWorker:
         return torch.stack(found)
 
     def works_alone(self) -> bool:
-        """Whether every example has a pass of its own."""
+        """Return whether every example has a pass of its own."""
         return self.own_rows() is one_by_one
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
-        """(examples, d): every example's own gradient, the mean over its views."""
+        """Return (examples, d): every example's own gradient, the mean over its views."""
         rows, apart = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
         try:
             found = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
@@ -379,11 +388,11 @@ class GradientWorker:
         return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
 
     def run_rows(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
-        """One pass over some examples, by a module that has seen none."""
+        """Run one pass over some examples with a module that has seen none."""
         return rows(self.renew(), self.model, self.weights, x, y)
 
     def run_apart(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
-        """A pass for every example, each by a module, and from a state of torch's generator, that saw no other."""
+        """Run a pass per example, each with a module and a torch generator state that no other example has touched."""
         if not len(y):
             return self.run_rows(rows, x, y)
         if self.away and not self.dropout:
@@ -392,6 +401,7 @@ class GradientWorker:
         # torch.manual_seed asks every kind of device, which takes a millisecond
         set_seed = torch.manual_seed if self.away else host.manual_seed
         with torch.random.fork_rng(devices=[]):
+            # One seed per example, drawn up front: how often an example draws cannot shift the draws of the next.
             seeds = torch.randint(2**62, (len(y),)).tolist()
             after = host.get_state()
             for one, seed in enumerate(seeds):
@@ -403,9 +413,9 @@ class GradientWorker:
 
 
 def refuse_data(model: FlatModel, error: Exception) -> NoReturn:
-    """Refuse a batch on which examples side by side fail, though they did not on a probe.
+    """Refuse a batch on which vectorised examples fail although a probe did not.
 
-    Examples one by one would do, but rounded otherwise: one example would decide how all others are rounded.
+    Computing them one by one would work but round differently: one example would decide how all others are rounded.
     """
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
     refuse(
@@ -414,30 +424,30 @@ def refuse_data(model: FlatModel, error: Exception) -> NoReturn:
 
 
 TRIALS = 2
-"""How many inputs and weights are tried."""
+"""Number of inputs and weights that a trial uses."""
 
 ROW_BYTES = 1 << 26
-"""How much memory instantiated per-example gradients may take."""
+"""Memory limit for instantiated per-example gradients."""
 
 MOST_ROWS = 512
-"""How many examples are differentiated at once: what lies between a module's layers takes memory too."""
+"""Most examples differentiated at once: activations between the layers take memory too."""
 
 
 def equal_chunks(length: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of nearly equal length, at most `size`, that cover `length`."""
+    """Yield consecutive slices of nearly equal length, at most `size`, that cover `length`."""
     pieces = -(-length // size)
     edges = [length * piece // pieces for piece in range(pieces + 1)] if pieces else [0]
     return (slice(start, stop) for start, stop in pairwise(edges))
 
 
 def stretch_views(some: slice, views: int) -> slice:
-    """The rows of some examples that have several views each."""
+    """Return the rows of some examples with several views each."""
     return slice(some.start * views, some.stop * views)
 
 
 @contextmanager
 def own_dropout(worker: GradientWorker, rng: np.random.Generator) -> Iterator[None]:
-    """Draw the module's dropout masks from the client's own generator, when it has any."""
+    """Draw the module's dropout masks from the client's own generator, if it has dropout."""
     if not worker.dropout:
         yield
         return

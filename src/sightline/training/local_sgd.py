@@ -20,7 +20,7 @@ from sightline.training.local_work import Descent, LocalTerms, LocalWork, client
 from sightline.training.machine import FLOAT32
 
 BLOCK_BYTES = 1 << 27
-"""How much memory the end vectors of one block may take."""
+"""Memory limit for the end vectors of one block."""
 
 
 def train_local(
@@ -35,11 +35,11 @@ def train_local(
 ) -> Iterator[Block]:
     """Train every client from its start on its shard; yield (client indices, end vectors) in blocks.
 
-    `starts` is (d,) for all or (n, d); `rngs[i]` orders client i's batches, one permutation an epoch; `epochs_of[i]`
-    overrides the number of epochs (a fraction is rounded to whole steps).
+    `starts` is (d,) for all or (n, d). `rngs[i]` orders client i's batches, one permutation per epoch. `epochs_of[i]`
+    overrides the number of epochs; a fraction is rounded to whole steps.
 
-    Guarantees: a client's end depends on its own start, shard, generator and terms only, up to float32 rounding; a
-    client without examples or steps ends where it started; every client is in exactly one block.
+    Guarantees: a client's end depends on its own start, shard, generator and terms only, up to float32 rounding. A
+    client without examples or steps ends where it started. Every client is in exactly one block.
     """
     terms = terms or LocalTerms()
     check_clients(model, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of)
@@ -54,7 +54,10 @@ def train_local(
         return chain.from_iterable(train_walked(walk, block) for block in client_blocks(clients, model.parameters))
     stacking = stacking_for(model)
     if stacking is not None and stacking.floats and work.paths.plain in ("loop", "folded"):
-        stacking = None  # one after the other was asked for
+        # The recorded paths ask for one client after the other.
+        stacking = None
+    # Each client is stacked or not by its own batch width. With one thread and MKL's reproducible mode its end has the
+    # same bits in any company, so blocks, orders and worker processes cannot change a run.
     small = [] if stacking is None else [c for c in clients if stacking.takes(width_of(len(shards[c]), work))]
     together = set(small)
     alone = [client for client in clients if client not in together]
@@ -63,13 +66,13 @@ def train_local(
 
 
 def takes_compiled_walk(model: FlatModel, work: LocalWork) -> bool:
-    """Whether clients of this model are walked by compiled code: asked for, plain SGD in float32, and with a kernel."""
+    """Return whether compiled code trains these clients: requested, plain SGD in float32, and there is a kernel."""
     asked = work.paths.plain == "compiled" and work.adam is None and work.precision == FLOAT32
     return asked and isinstance(walk_kernel_for(model), WalkKernel)
 
 
 def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
-    """One client after the other on one worker."""
+    """Train one client after the other on one worker."""
     worker = worker_for(walk.model, precision=walk.work.precision)
     for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)
@@ -81,7 +84,7 @@ def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
 
 
 def train_each(walk: StackWalk, worker: GradientWorker, clients: Sequence[int], ends: Tensor) -> None:
-    """One client after the other on the worker's weights, its end copied to its row."""
+    """Train one client after the other on the worker's weights and copy each end to its row."""
     for row, client in enumerate(clients):
         worker.weights.copy_(client_rows(walk.starts, client))
         descent = Descent.begin(walk.work, walk.terms, worker.weights, client)
@@ -91,7 +94,7 @@ def train_each(walk: StackWalk, worker: GradientWorker, clients: Sequence[int], 
 
 
 def folds_steps(walk: StackWalk) -> bool:
-    """Whether a step of SGD may be folded into the products of the backward pass: asked for, and nothing but SGD."""
+    """Return whether SGD steps are folded into the backward products: requested, and nothing but plain SGD."""
     work, terms = walk.work, walk.terms
     more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
     held = terms.proximal or terms.linear is not None or terms.mask is not None
@@ -99,7 +102,7 @@ def folds_steps(walk: StackWalk) -> bool:
 
 
 def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], ends: Tensor) -> None:
-    """One client after the other, each trained in its own row of `ends`, no gradient written."""
+    """Train one client after the other, each in its own row of `ends`, without writing gradients."""
     own = worker.weights
     try:
         for row, client in enumerate(clients):
@@ -110,6 +113,7 @@ def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], e
             for batch in shuffled_batches(len(shard), work, walk.steps[client], walk.rngs[client]):
                 some = slice(None) if batch is None else torch.from_numpy(batch)
                 worker.descend(x[some], y[some], work.learning_rate)
+    # The worker is shared by later calls: its layers must not keep pointing at this block's rows.
     finally:
         worker.train_at(own)
 
@@ -117,7 +121,7 @@ def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], e
 def descend_client(
     worker: GradientWorker, descent: Descent, shard: Shard, steps: int, rng: np.random.Generator
 ) -> None:
-    """One client's steps on the worker's weights."""
+    """Take one client's steps on the worker's weights."""
     if not steps:
         return
     x, y = worker.inputs(shard.x), worker.place_tensor(torch.from_numpy(shard.y))
@@ -128,14 +132,14 @@ def descend_client(
 
 
 def client_blocks(clients: Sequence[int], parameters: int) -> Iterator[NDArray[np.intp]]:
-    """The clients in order, in blocks whose vectors fit into BLOCK_BYTES."""
+    """Yield the clients in order, in blocks whose vectors fit into BLOCK_BYTES."""
     size = max(1, BLOCK_BYTES // (4 * parameters))
     for first in range(0, len(clients), size):
         yield np.array(clients[first : first + size], np.intp)
 
 
 def check_clients(model: FlatModel, starts: Tensor, terms: LocalTerms, clients: int, **sequences: object) -> None:
-    """Raise unless everything that is given per client is given for every client."""
+    """Raise unless every per-client argument has an entry for every client."""
     tensors = {"starts": starts, "anchor": terms.anchor, "linear": terms.linear, "mask": terms.mask}
     for name, tensor in tensors.items():
         if tensor is None:

@@ -1,4 +1,4 @@
-"""What a client is asked to do: steps and terms, paths, the batches of each step, and an optimiser's step."""
+"""What a client is asked to do: steps and loss terms, paths, batches of each step, and the optimiser's step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,41 +16,43 @@ from sightline.training.clipping import row_norms
 from sightline.training.machine import FLOAT32, PRECISIONS
 
 
+# Paths differ in their last bits. A run therefore records its paths and resumes with the same ones: with the same noise
+# on another value, the difference of the two would show what the noise hid.
 @dataclass(frozen=True)
 class Paths:
-    """Which path each kind of work takes.
+    """The path that each kind of work takes.
 
     Guarantees: every path computes the same function of the same data and the same random words, up to float32
-    rounding; which one is fastest depends on the processor.
+    rounding. Which path is fastest depends on the processor.
     """
 
     plain: str = "stack"
-    """Plain steps of convolutional chains: `stack` (clients side by side), `loop` (one after the other), `folded` (a
-    loop whose steps of SGD are part of the products; where there is momentum, weight decay, Adam, a term or a step
-    norm it is `loop`), `compiled`."""
+    """Plain steps of convolutional chains: `stack` (clients stacked), `loop` (one after the other), `folded` (a loop
+    whose SGD steps are part of the backward products; `loop` where there is momentum, weight decay, Adam, a loss term
+    or a step norm), `compiled`."""
     record: str = "unfold"
     """Per-example gradients of convolutions: `unfold` (patches and products) or `grouped` (one grouped convolution)."""
     noise: str = "torch"
-    """Normal numbers of DP-SGD's steps from raw words: `torch` or `compiled`."""
+    """Normal numbers of DP-SGD steps from raw words: `torch` or `compiled`."""
 
     def describe(self) -> dict[str, str]:
-        """Field -> path, as a run records them."""
+        """Return field -> path, as a run records them."""
         return asdict(self)
 
 
 BY_RULE = Paths()
-"""What is taken where nothing was measured."""
+"""The default paths, used where nothing was measured."""
 
 KNOWN = {
     "plain": ("stack", "loop", "folded", "compiled"),
     "record": ("unfold", "grouped"),
     "noise": ("torch", "compiled"),
 }
-"""Field -> every path that there is, the rule's first; which of them exist for a model is asked elsewhere."""
+"""Field -> all known paths, the default first; whether one exists for a model is checked elsewhere."""
 
 
 def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
-    """The paths that a run recorded; what it does not name is by rule, and a word that nobody knows is refused.
+    """Return the paths that a run recorded, with defaults for missing fields; raise for an unknown path.
 
     >>> read_paths({"plain": "loop"})
     Paths(plain='loop', record='unfold', noise='torch')
@@ -67,7 +69,7 @@ def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
 class Adam:
     """Settings of Adam: m <- b1 m + (1 - b1) g, s <- b2 s + (1 - b2) g^2, and a step along m / (sqrt s + eps).
 
-    Both means are divided by 1 - b^k at step k. `decoupled`: weight decay shrinks the weights by themselves (AdamW) and
+    Both means are divided by 1 - b^k at step k. With `decoupled`, weight decay shrinks the weights directly (AdamW) and
     does not enter the gradient. References: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
     """
 
@@ -84,7 +86,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The learning rate over the rounds: a rise to its value, then constant, a cosine's half, a line, or steps down."""
+    """Learning rate over the rounds: a linear warm-up, then constant, half a cosine, linear decay, or steps."""
 
     kind: str = "constant"
     rounds: int = 1
@@ -93,7 +95,7 @@ class RateSchedule:
     decay: float = 1.0
 
     def rate_at(self, time: int, learning_rate: float) -> float:
-        """The learning rate of a round 1, 2, ..., `rounds`; positive in every one of them.
+        """Return the learning rate of round `time` = 1, 2, ..., `rounds`; positive in every round.
 
         >>> [RateSchedule("linear", rounds=4, warmup=2).rate_at(time, 1.0) for time in (1, 2, 3, 4)]
         [0.5, 1.0, 1.0, 0.5]
@@ -114,8 +116,8 @@ class RateSchedule:
 class LocalWork:
     """Local SGD: `epochs` passes over the shard or `steps` mini-batches, with momentum and weight decay; or Adam.
 
-    v <- momentum v + g + weight_decay w;  w <- w - learning_rate v.  `batch_size` None: the whole shard every step.
-    With `step_norm` the gradient of every step, its terms included, is scaled onto the ball of that radius.
+    v <- momentum v + g + weight_decay w;  w <- w - learning_rate v.  `batch_size` None uses the whole shard in every
+    step. With `step_norm` the gradient of every step, loss terms included, is scaled onto the ball of that radius.
     """
 
     learning_rate: float
@@ -125,14 +127,17 @@ class LocalWork:
     steps: int | None = None
     weight_decay: float = 0.0
     step_norm: float | None = None
+    # A setting, not a choice at run time: compiled steps differ in the last bits, and a compiler that happens to be
+    # installed must not change the bits of a resumed run.
     compiled: bool = False
     """Whether linear models are trained by compiled code: faster, and equal up to float32 rounding."""
     adam: Adam | None = None
-    """Adam or AdamW in the place of momentum."""
+    """Adam or AdamW instead of momentum."""
     paths: Paths = BY_RULE
     """Which of the exact paths to take."""
     precision: str = "float32"
-    """`bf16`: products and convolutions in bfloat16; weights, losses, norms, clipping and noise stay as they are."""
+    """`bf16` computes products and convolutions in bfloat16; weights, losses, norms, clipping and
+    noise do not."""
 
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
@@ -161,10 +166,10 @@ class LocalWork:
 
 @dataclass(frozen=True, eq=False)
 class LocalTerms:
-    """What is added to client i's objective, and where it may move.
+    """Terms added to client i's objective, and a mask of the parameters that may move.
 
     f_i(w) + proximal / 2 |w - anchor|^2 + <linear, w>; `anchor` defaults to the client's start; each tensor is (d,) for
-    all clients or (n, d). `mask` (zeros and ones) holds the parameters where it is zero at their start.
+    all clients or (n, d). Parameters where `mask` (zeros and ones) is zero stay at their start.
     """
 
     proximal: float = 0.0
@@ -181,28 +186,28 @@ class LocalTerms:
 
 @dataclass(frozen=True, eq=False)
 class LocalTask:
-    """What one training call asks of its clients; where it says nothing, it is as the experiment says.
+    """Requests of one training call to its clients; unset fields follow the experiment.
 
-    Guarantees: nothing but numbers and public vectors, checked where they are written down: it may come from a server
-    that is not trusted.
+    Guarantees: holds only numbers and public vectors, validated on construction, since a task may come from an
+    untrusted server.
     """
 
     steps: int | None = None
-    """Local steps, in place of epochs."""
+    """Local steps, instead of epochs."""
     most_steps: int | None = None
-    """The most steps that the round could have asked for: what a segment of steps is claimed for."""
+    """The most steps that the round could have asked for; a segment of steps is claimed for this number."""
     learning_rate: float | None = None
     step_norm: float | None = None
-    """The radius of the ball onto which the gradient of every step is scaled."""
+    """Radius of the ball onto which the gradient of every step is scaled."""
     whole_batch: bool = False
-    """Whether every step uses the whole shard, whatever the batch size."""
+    """Whether every step uses the whole shard, regardless of the batch size."""
     repeat: int = 1
-    """Rounds of work in one, by a client that is left alone meanwhile."""
+    """Number of rounds of work done in one call, by a client that receives nothing in between."""
     proximal: float = 0.0
     anchor: Tensor | None = None
     linear: Tensor | None = None
     mask: Tensor | None = None
-    """Of the local objective, see `LocalTerms`; each tensor is (d,) for all clients or (n, d)."""
+    """Terms of the local objective, see `LocalTerms`; each tensor is (d,) for all clients or (n, d)."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "most_steps", "repeat"):
@@ -220,17 +225,18 @@ class LocalTask:
         for name in ("anchor", "linear", "mask"):
             if not isinstance(getattr(self, name), Tensor | None):
                 invalid(name, type(getattr(self, name)).__name__, "is a vector")
-        self.add_linear(None)  # what the objective's terms refuse
+        # Building the terms validates them.
+        self.add_linear(None)
 
     def named_fields(self) -> dict[str, Any]:
-        """What the task says, by name; nothing that is as the experiment says."""
+        """Return the fields that differ from their defaults, by name."""
         found = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
         return {
             name: value for name, (value, default) in found.items() if isinstance(value, Tensor) or value != default
         }
 
     def select_clients(self, places: list[int] | int) -> "LocalTask":
-        """The task of some of the clients: their rows of what everybody has a row of."""
+        """Return the task of some of the clients: their rows of every per-client tensor."""
 
         def rows(value: Tensor | None) -> Tensor | None:
             return None if value is None else client_rows(value, places)
@@ -238,7 +244,7 @@ class LocalTask:
         return replace(self, anchor=rows(self.anchor), linear=rows(self.linear), mask=rows(self.mask))
 
     def adjust_work(self, work: LocalWork) -> LocalWork:
-        """The experiment's local work, with what this call asks otherwise."""
+        """Return the experiment's local work with the changes that this call asks for."""
         asked = {"steps": self.steps, "learning_rate": self.learning_rate, "step_norm": self.step_norm}
         changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if self.steps is not None:
@@ -248,7 +254,7 @@ class LocalTask:
         return replace(work, **changes)
 
     def add_linear(self, linear: Tensor | None) -> LocalTerms:
-        """The terms of the local objectives; `linear` is the term that what the clients keep adds."""
+        """Return the terms of the local objectives; `linear` is the term from the clients' own state."""
         if linear is not None and self.linear is not None:
             invalid(
                 "linear", tuple(self.linear.shape), "what clients keep has a linear term too", "give one of the two"
@@ -257,16 +263,17 @@ class LocalTask:
 
 
 def _is_number(value: Any, kinds: Any = int | float | np.integer | np.floating) -> bool:
-    """Whether it is a number of these kinds; true and false are none, though Python counts with them."""
+    """Return whether the value is a number of these kinds; booleans do not count."""
+    # bool is a subclass of int.
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 AS_PLANNED = LocalTask()
-"""A task that asks for nothing but what the experiment says."""
+"""A task without requests: everything follows the experiment."""
 
 
 def client_rows(value: Tensor, clients: "list[int] | int") -> Tensor:
-    """The row or rows of a per-client tensor; a shared (d,) tensor is the same for everybody."""
+    """Return the row or rows of a per-client tensor; a shared (d,) tensor is returned as it is."""
     return value if value.dim() == 1 else value[clients]
 
 
@@ -274,7 +281,7 @@ Index = NDArray[np.intp]
 
 
 def steps_of(examples: int, work: LocalWork, epochs: float | None = None) -> int:
-    """How many steps a client with so many examples takes; `epochs` overrides the work's own number."""
+    """Return how many steps a client with this many examples takes; `epochs` overrides the work's own number."""
     if examples == 0:
         return 0
     per_epoch = 1 if work.batch_size is None else -(-examples // work.batch_size)
@@ -285,10 +292,10 @@ def steps_of(examples: int, work: LocalWork, epochs: float | None = None) -> int
 
 
 def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
-    """The batches of `steps` steps: a fresh permutation an epoch, cut in order, the last piece kept though smaller.
+    """Yield the batches of `steps` steps: a fresh permutation per epoch, cut in order; the last batch may be smaller.
 
-    Guarantees: inside an epoch every example is used once; None stands for the whole shard in its own order, which is
-    what `batch_size` None gives and for which nothing is drawn.
+    Guarantees: every example is used once per epoch. None stands for the whole shard in its own order: `batch_size`
+    None yields it and draws nothing.
     """
     order: Index = np.empty(0, np.intp)
     for _ in range(steps):
@@ -304,26 +311,28 @@ def shuffled_batches(examples: int, work: LocalWork, steps: int, rng: np.random.
 def batch_table(
     examples: int, work: LocalWork, steps: int, rng: np.random.Generator, *, width: int, first: int, nothing: int
 ) -> NDArray[np.int64]:
-    """(steps, width) rows: `shuffled_batches` as one array, row numbers from `first`, padded with `nothing`."""
+    """Return `shuffled_batches` as one (steps, width) array of row numbers from `first`, padded with `nothing`."""
     per_epoch = max(1, -(-examples // (work.batch_size or 1)))
     found = np.full((steps, width), nothing, np.int64)
     for step in range(0, steps, per_epoch):
         rows = np.full(per_epoch * width, nothing, np.int64)
+        # The same draws in the same order as `shuffled_batches`: stacked and looped clients see the same batches.
         rows[:examples] = first + rng.permutation(examples)
         found[step : step + per_epoch] = rows.reshape(per_epoch, width)[: steps - step]
     return found
 
 
 def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:
-    """The batches of `steps` steps in which every example is drawn independently at every step.
+    """Yield the batches of `steps` steps in which every example is drawn independently at every step.
 
-    Guarantees: each example is in each batch with probability `rate`, independently of everything else; a batch may be
-    empty; rate 1 is the whole shard (None), for which nothing is drawn.
+    Guarantees: each example is in each batch with probability `rate`, independently of everything else. A batch may be
+    empty. Rate 1 yields the whole shard (None) and draws nothing.
     """
     if rate >= 1.0:
         yield from repeat(None, steps)
         return
-    ahead = max(1, (1 << 14) // max(examples, 1))  # a block of draws is the same draws as one step at a time
+    # Drawing a block of steps at once yields the same numbers as drawing one step at a time.
+    ahead = max(1, (1 << 14) // max(examples, 1))
     for first in range(0, steps, ahead):
         for drawn in rng.random((min(ahead, steps - first), examples)) < rate:
             yield np.flatnonzero(drawn)
@@ -331,10 +340,10 @@ def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Gener
 
 @dataclass(eq=False)
 class Descent:
-    """The update w <- w - learning_rate v with momentum, weight decay and the terms of the local objective; or Adam's.
+    """Optimiser state of one client: SGD with momentum, weight decay and loss terms, or Adam.
 
-    Guarantees: its state begins at zero with a client's training and ends with it; it is a function of the gradients
-    that it was given, so that where those were noised already a step reveals nothing more.
+    Guarantees: the state starts at zero with a client's training and ends with it. It is a function of the gradients it
+    was given: if those are already noised, a step reveals nothing more.
     """
 
     work: LocalWork
@@ -344,12 +353,12 @@ class Descent:
     mask: Tensor | None
     velocity: Tensor | None
     square: Tensor | None = None
-    """Of Adam: the running mean of squared gradients; `velocity` is then that of gradients."""
+    """Adam's running mean of squared gradients; `velocity` is then the running mean of gradients."""
     steps: int = 0
 
     @classmethod
     def begin(cls, work: LocalWork, terms: LocalTerms, start: Tensor, clients: list[int] | int) -> "Descent":
-        """The state before the first step of these clients from `start`; the velocity is zero."""
+        """Return the state before the first step of these clients from `start`, with zero velocity."""
         anchor = None
         if terms.proximal:
             anchor = start.clone() if terms.anchor is None else client_rows(terms.anchor, clients).to(start.device)
@@ -360,9 +369,11 @@ class Descent:
         return cls(work, terms.proximal, anchor, linear, mask, velocity, square)
 
     def step(self, weights: Tensor, gradient: Tensor) -> None:
-        """Move `weights` in place; `gradient` is used up."""
+        """Move `weights` in place; `gradient` is overwritten."""
         self.add_terms(weights, gradient)
         if self.work.step_norm is not None:
+            # The norm is summed in double: a segment is claimed to be at most steps x step_norm long, and a float32
+            # norm can be too short.
             norms = row_norms(gradient.view(-1, gradient.shape[-1])).view(*gradient.shape[:-1], 1)
             gradient.mul_((self.work.step_norm / norms).clamp_max_(1.0).float())
         if self.work.adam is not None and self.velocity is not None and self.square is not None:
@@ -374,7 +385,7 @@ class Descent:
         weights.add_(direction, alpha=-self.work.learning_rate)
 
     def step_adam(self, adam: Adam, weights: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
-        """w <- w - learning_rate mean / (sqrt square + eps), both moments corrected for their start at zero."""
+        """Apply w <- w - learning_rate mean / (sqrt square + eps), both moments corrected for their start at zero."""
         self.steps += 1
         rate, (keep, keep_square) = self.work.learning_rate, adam.betas
         if adam.decoupled and self.work.weight_decay:
@@ -386,18 +397,19 @@ class Descent:
         weights.addcdiv_(mean, root, value=-rate / (1 - keep**self.steps))
 
     def add_terms(self, weights: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of weight decay, proximal and linear terms; then hold what the mask holds."""
+        """Add the gradients of weight decay, proximal and linear terms, then zero what the mask holds."""
         if self.work.weight_decay and not (self.work.adam is not None and self.work.adam.decoupled):
             gradient.add_(weights, alpha=self.work.weight_decay)
         if self.anchor is not None:
             gradient.add_(weights - self.anchor, alpha=self.proximal)
         if self.linear is not None:
             gradient.add_(self.linear)
+        # The mask comes last: no term of the objective may move a parameter that is held.
         if self.mask is not None:
             gradient.mul_(self.mask)
 
     def first(self, count: int) -> "Descent":
-        """The same state for the first `count` clients of a stack, sharing memory with this one."""
+        """Return the state of the first `count` clients of a stack, sharing memory with this one."""
 
         def head(value: Tensor | None) -> Tensor | None:
             return value if value is None or value.dim() == 1 else value[:count]

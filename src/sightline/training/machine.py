@@ -1,4 +1,4 @@
-"""The machine that trains: its processor, its cores, bfloat16, and what was measured on it."""
+"""The machine that trains: processor, cores, bfloat16 support, and cached measurements."""
 
 import fcntl
 import hashlib
@@ -23,18 +23,18 @@ from sightline.errors import invalid
 
 FILE = "paths.json"
 TOLD = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""Instruction sets by which a reader knows what to expect of a processor."""
+"""Instruction sets named in reports."""
 CPU_MAX, QUOTA, PERIOD = (
     Path("/sys/fs/cgroup/cpu.max"),
     Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
     Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-"""Where Linux says how much of the processor a container may use: cgroups of version 2, and of version 1."""
+"""CPU quota of a container on Linux: cgroups version 2, then version 1."""
 
 
 @cache
 def read_processor() -> tuple[str, tuple[str, ...]]:
-    """(name, instruction sets) as the operating system tells them."""
+    """Return (name, instruction sets) as the operating system reports them."""
     found: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -45,23 +45,24 @@ def read_processor() -> tuple[str, tuple[str, ...]]:
 
 
 def describe_processor() -> str:
-    """The processor in one line: name, the instruction sets that matter here, cores."""
+    """Return the processor in one line: name, relevant instruction sets, cores."""
     name, flags = read_processor()
     told = [flag for flag in TOLD if flag in flags] or [torch.backends.cpu.get_cpu_capability()]
     return f"{name}, {' '.join(told)}, {count_cores()} cores"
 
 
 def count_cores() -> int:
-    """How many cores this process may use: by its affinity, and by the share that its container is given.
+    """Return how many cores this process may use, by its affinity and its container's quota.
 
-    Guarantees: at least 1, and never more than the operating system would run at once.
+    Guarantees: at least 1, and never more than the operating system runs at once.
     """
+    # os.cpu_count() reports the host's cores, also inside a container with a smaller quota.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(allowed, read_quota())))
 
 
 def read_quota() -> float:
-    """The processors' time that the container may use, in cores; infinite where nothing limits it."""
+    """Return the container's CPU quota in cores; infinite if there is no limit."""
     with suppress(OSError, ValueError):
         quota, period = CPU_MAX.read_text(encoding="ascii").split()
         return math.inf if quota == "max" else int(quota) / int(period)
@@ -72,7 +73,7 @@ def read_quota() -> float:
 
 
 def machine_key() -> str:
-    """What a measurement is about besides the work: processor, versions, threads. Another one is measured anew."""
+    """Return the cache key of this machine: processor, versions, threads. Any change triggers a new measurement."""
     name, flags = read_processor()
     told = hashlib.sha256(" ".join((*flags, torch.backends.cpu.get_cpu_capability())).encode()).hexdigest()[:12]
     return f"{name} {told}, torch {torch.__version__}, sightline {_own_version()}, {torch.get_num_threads()} threads"
@@ -85,24 +86,25 @@ def _own_version() -> str:
 
 
 def recall_measured(work: str) -> dict[str, Any] | None:
-    """What was found for this work on this machine; None where nothing was, or what is there cannot be read."""
+    """Return the cached entry for this work on this machine; None if it is missing or unreadable."""
     found = _read_file(cache_folder() / FILE).get(machine_key(), {})
     entry = found.get(work) if isinstance(found, dict) else None
     return entry if isinstance(entry, dict) else None
 
 
 def keep_measured(work: str, entry: Mapping[str, Any], *, stale: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Keep what was found, and return what counts from now on: where another process was first, what that one found.
+    """Cache an entry and return the entry that counts from now on: another process's, if that one was first.
 
-    `stale` is what was there and cannot be used any more: it is replaced.
+    `stale` is a cached entry that can no longer be used; it is replaced.
 
-    Guarantees: the file is written whole or not at all, one process after the other, so that nobody's entry is lost;
-    one that is damaged is replaced. On a disk that cannot be written the entry is returned as it came.
+    Guarantees: the file is replaced whole and under a lock, so no entry is lost. A corrupt file is replaced. If the
+    disk cannot be written, the entry is returned unchanged.
     """
     path = cache_folder() / FILE
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
+            # The first writer wins: two runs started together must take the same paths, or their last bits differ.
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = _read_file(path)
             mine = kept.get(machine_key())
@@ -154,10 +156,12 @@ for batch, channels, outputs, size in ((1, 1, 16, 5), (10, 32, 64, 3), (32, 16, 
     torch.nn.functional.max_pool2d(torch.relu(y), 2).float().sum().backward()
 print("computed")
 """
-"""Products and convolutions, forward and backward, in the kinds of shapes that networks have."""
+"""Products and convolutions, forward and backward, in typical shapes of networks."""
 SECONDS = 120
 
 
+# The trial runs in a child process. Where a hypervisor hides a CPU feature, bfloat16 kernels end their process with an
+# illegal instruction, which no exception handler can catch.
 def check_bf16() -> None:
     """Raise unless products and convolutions in bfloat16 run here."""
     failure = find_failure()
@@ -167,23 +171,24 @@ def check_bf16() -> None:
 
 @cache
 def find_failure() -> str | None:
-    """What happened to the trial, None when it computed; asked once a process, and once a machine.
+    """Return why the trial failed, or None; run once per process and cached per machine.
 
-    Guarantees: kept in the user's cache is only what cannot change: that it computed, or that it was killed, on this
-    processor with this version of torch. A trial that failed otherwise is tried again by the next process.
+    Guarantees: only lasting outcomes are cached (computed, or killed) for this processor and version of torch. After
+    any other failure the next process tries again.
     """
     path, machine = cache_folder() / "bf16.json", name_machine()
     known = read_outcomes(path)
     if machine in known:
         return known[machine] or None
     failure, lasting = try_kernels()
+    # Lack of memory or time may be temporary; only outcomes that would repeat are cached.
     if lasting:
         keep_outcomes(path, known | {machine: failure or ""})
     return failure
 
 
 def try_kernels() -> tuple[str | None, bool]:
-    """(what happened or None, whether it would happen again) to a child that computes in bfloat16."""
+    """Return (failure or None, whether it is lasting) of a child process that computes in bfloat16."""
     words = [sys.executable, "-c", TRIAL]
     try:
         child = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -198,7 +203,7 @@ def try_kernels() -> tuple[str | None, bool]:
 
 
 def name_machine() -> str:
-    """The processor with all its features, and the version of torch: what an outcome holds for."""
+    """Return a key for the processor with all its features and the version of torch."""
     words = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -207,7 +212,7 @@ def name_machine() -> str:
 
 
 def read_outcomes(path: Path) -> dict[str, str]:
-    """The outcomes that were kept; none where the file is missing or is not ours."""
+    """Return the cached outcomes; {} if the file is missing or malformed."""
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -216,7 +221,7 @@ def read_outcomes(path: Path) -> dict[str, str]:
 
 
 def keep_outcomes(path: Path, outcomes: dict[str, str]) -> None:
-    """Write the outcomes in one move; without a place to write, the next process tries again."""
+    """Write the outcomes atomically; if that fails, the next process tries again."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Which of the exact paths is fastest here, measured once per machine; the work that an experiment asks for."""
+"""Measure once per machine which exact path is fastest, and derive the local work of an experiment."""
 
 import hashlib
 import os
@@ -25,23 +25,26 @@ from sightline.training.local_sgd import train_local
 from sightline.training.local_work import BY_RULE, Adam, LocalWork, Paths
 from sightline.training.machine import keep_measured, recall_measured
 
+# The choice is a function of settings, numbers of examples and the machine. It must not depend on private data: paths
+# decide on the last bits of everything that is released.
 SECONDS, ENOUGH = 1.0, 0.2
-"""How long one comparison may take, and how long short ones go on; every candidate is tried once, whatever that takes.
+"""Time limit of one comparison, and how long short ones continue; every candidate runs at least once.
 
-Processor seconds: what else the machine does meanwhile decides nothing."""
+Processor seconds, so other load on the machine does not decide.
+"""
 REPEAT, MOST, STEPS = 5, 50, 2
-"""Turns of a comparison after the first one, the most of them, and local steps of a client in each."""
+"""Turns of a comparison after the first, the most turns, and local steps of a client in each."""
 SLOWER = 1.5
-"""A candidate whose best time is so many times the best of all is tried no more."""
+"""A candidate whose best time is this many times the overall best is dropped."""
 WORTH = 0.95
-"""Another path than the rule's is taken when it needs at most this share of the rule's time."""
+"""Another path replaces the default only if it needs at most this share of the default's time."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredWork:
-    """A kind of work: plain or private steps of a model with batches of one width, and how many clients stand by."""
+    """A kind of work: plain or private steps of a model with batches of one width, for a number of clients."""
 
     model: FlatModel
     work: LocalWork
@@ -51,7 +54,7 @@ class MeasuredWork:
 
     @property
     def key(self) -> str:
-        """What tells this kind of work from others; the model by its layers, wherever it was named."""
+        """Cache key of this kind of work; the model is identified by its layers, not its name."""
         work, model = self.work, self.model
         layers = f"{model.module()!r} {model.input_shape} {model.classes} {model.task.name} {model.kind}"
         optimiser = [
@@ -63,7 +66,7 @@ class MeasuredWork:
         return f"{told} {model.parameters} {digest} batch {self.width} clients {self.clients} {name} {work.precision}"
 
     def run(self, paths: Paths) -> None:
-        """A few steps of every client on made-up examples; nobody's data are looked at."""
+        """Take a few steps of every client on made-up examples; no private data is used."""
         shards = [self.made_up_shard()] * self.clients
         work = replace(self.work, paths=paths, epochs=None, steps=STEPS, batch_size=self.width)
         start = self.model.init(np.random.default_rng(0))
@@ -76,13 +79,13 @@ class MeasuredWork:
             pass
 
     def made_up_shard(self) -> Shard:
-        """Twice as many random examples as a batch holds."""
+        """Return a shard of random examples, twice as many as a batch holds."""
         size = 2 * self.width
         x, y = probe_inputs(self.model, size), probe_targets(self.model.task, self.model.classes, size)
         return Shard(x.numpy(), y.numpy())
 
     def private_settings(self, rngs: Sequence[np.random.Generator]) -> DPSGDSettings:
-        """Private steps whose batches have the width on average."""
+        """Return settings of private steps whose batches have the width on average."""
         count = len(rngs)
         return DPSGDSettings(
             clip_norm=1.0, noise_std=[1.0] * count, sample_rates=[0.5] * count, steps=[STEPS] * count,
@@ -93,7 +96,7 @@ class MeasuredWork:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One path of one field, and whether it exists for a kind of work: code that is there and has passed its probe."""
+    """One path of one field, with a test of whether it exists for a kind of work (code present, probe passed)."""
 
     field: str
     path: str
@@ -141,15 +144,15 @@ CANDIDATES: tuple[Candidate, ...] = (
     Candidate("noise", "torch", _always),
     Candidate("noise", "compiled", _has_compiled_noise),
 )
-"""Every path that can be measured, the rule's first in its field."""
+"""Every path that can be measured, the default first in its field."""
 
 
 def available_paths(
     model: FlatModel, work: LocalWork, *, private: bool, width: int | None = None
 ) -> dict[str, list[str]]:
-    """Field -> the paths that this work could take here. Fields that it does not use are not named.
+    """Return field -> the paths that this work can take here, without fields that it does not use.
 
-    Guarantees: on another device than the CPU, and for compiled linear clients, there is nothing to choose.
+    Guarantees: returns {} on devices other than the CPU and for compiled linear clients.
     """
     if model.device.type != "cpu" or work.compiled:
         return {}
@@ -161,7 +164,7 @@ def available_paths(
 
 
 def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:
-    """Field -> the path that these paths take and that does not exist here; the rule's own always does."""
+    """Return field -> the requested path that does not exist here; the defaults always exist."""
     taken = {name: word for name, word in paths.describe().items() if word != getattr(BY_RULE, name)}
     known = {(one.field, one.path): one for one in CANDIDATES}
 
@@ -173,15 +176,15 @@ def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, 
 
 
 def compiled_code(paths: Paths) -> str | None:
-    """The digest of the compiled code that these paths run, as another build rounds otherwise; None: they run none."""
+    """Return the digest of the compiled code that these paths run, or None; another build rounds differently."""
     return library_digest() if "compiled" in paths.describe().values() else None
 
 
 def choose_measured(work: MeasuredWork, *, clock: Clock = time.process_time) -> Paths:
-    """The fastest paths for this work on this machine: as they were measured once, else measured now and kept.
+    """Return the fastest paths for this work on this machine: from the cache, else measured now and cached.
 
-    Guarantees: where each field has one candidate, nothing is measured, read or written. What was kept is taken only
-    while every path of it exists. A run that has begun does not ask: it goes on with the paths that it recorded.
+    Guarantees: if each field has one candidate, nothing is measured, read or written. A cached result is used only
+    while all its paths exist. A resumed run does not call this: it continues with the paths that it recorded.
     """
     choices = {
         field: many
@@ -199,12 +202,13 @@ def choose_measured(work: MeasuredWork, *, clock: Clock = time.process_time) -> 
         times = compare_paths({path: replace(chosen, **{field: path}) for path in many}, work.run, clock=clock)
         chosen = replace(chosen, **{field: pick_fastest(times)})
         seconds[field] = {path: round(spent, 6) for path, spent in times.items()}
+    # The first process to write a kind of work decides for all, so that parallel runs do not differ in their last bits.
     kept = keep_measured(work.key, {"paths": chosen.describe(), "seconds": seconds}, stale=kept)
     return _take_kept(kept, choices) or chosen
 
 
 def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Paths | None:
-    """The paths of a kept entry where each of them can be chosen now; None: it is of another state of things."""
+    """Return the paths of a cached entry if each can be chosen now, else None."""
     words = kept.get("paths")
     if not isinstance(words, dict) or any(words.get(field) not in many for field, many in choices.items()):
         return None
@@ -214,9 +218,9 @@ def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) ->
 def compare_paths(
     candidates: Mapping[str, Paths], run: Callable[[Paths], None], *, clock: Clock = time.process_time
 ) -> dict[str, float]:
-    """The best seconds of each candidate, taken in turns; one that is clearly slower is left out of further turns.
+    """Return the best seconds of each candidate, run in turns; clearly slower candidates leave early.
 
-    The first turn warms caches up and counts only where it took all the time that there is.
+    The first turn warms up caches and counts only if it used all the available time.
     """
     best: dict[str, float] = {}
     begun, left = clock(), list(candidates)
@@ -234,7 +238,7 @@ def compare_paths(
 
 
 def pick_fastest(seconds: Mapping[str, float]) -> str:
-    """The fastest; the first one, the rule's, unless another is faster by more than measuring is wrong.
+    """Return the fastest path; the first (default) unless another is faster by more than the measurement error.
 
     >>> pick_fastest({"stack": 1.0, "loop": 0.97}), pick_fastest({"stack": 1.0, "loop": 0.8})
     ('stack', 'loop')
@@ -245,11 +249,11 @@ def pick_fastest(seconds: Mapping[str, float]) -> str:
 
 VARIABLE = "SIGHTLINE_PATHS"
 SIDE_BY_SIDE, IN_TURN = 8, 2
-"""Clients of a comparison: where they can be stacked, and where each is trained by itself."""
+"""Clients in a comparison: where they can be stacked, and where each is trained alone."""
 
 
 def local_work(experiment: Experiment, paths: Paths = BY_RULE) -> LocalWork:
-    """The work of one client in one round."""
+    """Return the work of one client in one round."""
     local = experiment.local
     return LocalWork(
         learning_rate=local.learning_rate,
@@ -266,7 +270,7 @@ def local_work(experiment: Experiment, paths: Paths = BY_RULE) -> LocalWork:
 
 
 def _adam_of(local: Local) -> Adam | None:
-    """The settings of Adam, where the experiment asks for it."""
+    """Return the settings of Adam, or None if the experiment does not use it."""
     if not local.adaptive:
         return None
     plain = Adam(decoupled=local.optimizer == "adamw")
@@ -274,7 +278,7 @@ def _adam_of(local: Local) -> Adam | None:
 
 
 def wants_measuring(experiment: Experiment) -> bool:
-    """Whether paths and processes are chosen by measuring: `SIGHTLINE_PATHS`, else `local.paths`, else yes."""
+    """Return whether paths and processes are chosen by measuring: `SIGHTLINE_PATHS`, else `local.paths`, else yes."""
     word = os.environ.get(VARIABLE) or experiment.local.paths or "measured"
     if word not in ("measured", "rule"):
         invalid(VARIABLE, word, "is measured or rule", "unset it to let the experiment file decide")
@@ -282,14 +286,15 @@ def wants_measuring(experiment: Experiment) -> bool:
 
 
 def measured_work(experiment: Experiment, model: FlatModel, sizes: Sequence[int]) -> MeasuredWork | None:
-    """What of the experiment's local training is worth a comparison; None where no client takes steps of its own.
+    """Return the part of the experiment's local training worth measuring; None if clients take no steps of their own.
 
-    Guarantees: a function of the settings and of numbers of examples, which are public; no data are looked at.
+    Guarantees: a function of the settings and of numbers of examples, which are public; no data is used.
     """
     privacy, work = experiment.privacy, local_work(experiment)
     private = privacy.unit == "sample" and privacy.mechanism == "gaussian"
     if (private and privacy.place == "server") or not len(sizes):
         return None
+    # Numbers of examples are public here; the data itself is never measured.
     examples = max(1, int(np.median(sizes)))
     width = min(experiment.local.batch_size, examples) if private else width_of(examples, work)
     if private:
@@ -302,12 +307,13 @@ def measured_work(experiment: Experiment, model: FlatModel, sizes: Sequence[int]
 
 
 def choose_paths(experiment: Experiment, model: FlatModel, sizes: Sequence[int]) -> Paths:
-    """The paths of a new run: the fastest on this machine, or the rule's where the setting or the variable says so.
+    """Return the paths of a new run: the fastest on this machine, or the defaults if measuring is off.
 
-    Parts of models are trained by rule, and so is everything on another device than the CPU.
+    Submodels, and everything on devices other than the CPU, use the defaults.
     """
     if not wants_measuring(experiment) or experiment.algorithm.split is not None or model.device.type != "cpu":
         return BY_RULE
-    torch.set_num_threads(1)  # as training does
+    # Training uses one thread, so paths are compared with one.
+    torch.set_num_threads(1)
     work = measured_work(experiment, model, sizes)
     return BY_RULE if work is None else choose_measured(work)

@@ -1,4 +1,4 @@
-"""Clipped gradients of a torch module and a loss that somebody has in hand: for loops that are not ours."""
+"""Clipped gradients of a user's own torch module and loss, for training loops outside Sightline."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ from sightline.training.gradients import (
 from sightline.training.passes import Passes
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) of the rows of one example, usually one -> its loss."""
+"""(outputs, targets) of the rows of one example, usually one row -> its loss."""
 
 
 def clipped_gradient(
@@ -48,16 +48,16 @@ def clipped_gradient(
     *,
     rng: np.random.Generator | None = None,
 ) -> dict[str, Tensor]:
-    r"""sum_j g_j min(1, C / |g_j|) by parameter name, g_j being the gradient of loss(model(x_j), y_j) of example j.
+    r"""Return sum_j g_j min(1, C / |g_j|) by parameter name, g_j being the gradient of loss(model(x_j), y_j).
 
-    `loss` is any function of (outputs, targets); None is cross entropy. It is given one example at a time, as a batch
-    of one, and so is a model of which it is not known that it treats examples apart; plain cross entropy on layers that
-    are known is clipped by the fast paths. Frozen parameters have no entry. The sum has no noise: it is not private.
+    `loss` is any function of (outputs, targets); None is cross entropy. It gets one example at a time, as a batch of
+    one, and so does a model that is not known to keep examples apart. Plain cross entropy on known layers takes the
+    fast paths. Frozen parameters have no entry. The sum has no noise: it is not private.
 
-    Guarantees: adding or removing one example moves the sum by at most C, over all parameters together; a non-finite
-    g_j contributes zero; an empty batch gives zeros; the model, its gradients and its mode are left as they are;
-    batch normalisation, and a model or loss that keeps anything of what it has seen, are refused. With `rng` dropout
-    masks come from it.
+    Guarantees: adding or removing one example moves the sum by at most C, over all parameters together. A non-finite
+    g_j contributes zero. An empty batch gives zeros. The model, its gradients and its mode are left unchanged. Batch
+    normalisation, and a model or loss that keeps state from what it has seen, are refused. With `rng` dropout masks
+    come from it.
 
     >>> model = nn.Linear(2, 2)
     >>> summed = clipped_gradient(model, nn.CrossEntropyLoss(), torch.ones(3, 2), torch.tensor([0, 1, 1]), 0.1)
@@ -71,7 +71,7 @@ def clipped_gradient(
 
 
 def check_batch(x: Any, y: Any) -> None:
-    """Refuse what is no batch: two tensors in this machine's memory with one row per example."""
+    """Raise unless (x, y) is a batch: two CPU tensors with one row per example."""
     for name, rows in (("x", x), ("y", y)):
         if not isinstance(rows, Tensor):
             invalid(name, type(rows).__name__, "a batch is a pair (x, y) of tensors")
@@ -84,22 +84,23 @@ def check_batch(x: Any, y: Any) -> None:
 
 
 def reduction_of(loss: Loss | None) -> str:
-    """Whether an optimiser with this loss wants the mean over the batch or the sum."""
+    """Return whether an optimiser with this loss expects the mean over the batch or the sum."""
     return "sum" if getattr(loss, "reduction", "mean") == "sum" else "mean"
 
 
 @dataclass(frozen=True, eq=False)
 class OneLoss:
-    """A loss as it is applied to one example: a batch of one in, one number out.
+    """A loss applied to one example: a batch of one in, one number out.
 
-    Class weights stay weights: torch's weighted mean would divide them by their sum, which over one example is itself.
+    Class weights stay weights. torch's weighted mean would divide them by their sum, which over one example is the
+    weight itself.
     """
 
     given: Loss | None
 
     @property
     def name(self) -> str:
-        """The loss in words."""
+        """The name of the loss."""
         return str(getattr(self.given, "__name__", type(self.given).__name__))
 
     @property
@@ -108,6 +109,7 @@ class OneLoss:
         loss = self.given
         if loss is None or loss is functional.cross_entropy:
             return True
+        # Exact types, no hooks, no replaced forward: only known code may take the fast paths.
         if type(loss) is not nn.CrossEntropyLoss or "forward" in vars(loss) or loss._forward_hooks:
             return False
         usual = loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index < 0
@@ -115,7 +117,7 @@ class OneLoss:
 
     @cached_property
     def function(self) -> Loss:
-        """The loss itself, or the same with its weights kept."""
+        """The loss itself, or a copy that keeps class weights."""
         loss = self.given
         if loss is None:
             return functional.cross_entropy
@@ -128,7 +130,7 @@ class OneLoss:
         return lambda outputs, targets: whole(apart(outputs, targets))
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The loss of one example."""
+        """Return the loss of one example; raise unless it is one number."""
         value = self.function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -137,32 +139,32 @@ class OneLoss:
 
 
 class LossWorker(GradientWorker):
-    """Any module with any loss, given the rows of one example at a time, side by side where torch.func can.
+    """Worker for any module with any loss: one example at a time, vectorised where torch.func agrees.
 
-    x is (examples, rows, ...) and y is (examples, rows, ...): the gradient of an example is that of
-    loss(module(its rows), its targets), the mean or the sum over its rows as the loss has it.
+    x is (examples, rows, ...) and y is (examples, rows, ...). The gradient of an example is that of loss(module(its
+    rows), its targets), mean or sum over its rows as the loss reduces them.
 
-    Guarantees: those of `GradientWorker.clipped_sum`; a loss that keeps anything of what it has seen is refused.
+    Guarantees: those of `GradientWorker.clipped_sum`; a loss that keeps state from what it has seen is refused.
     """
 
     def __init__(self, model: FlatModel, loss: OneLoss, targets: Tensor) -> None:
         super().__init__(model)
         self.loss, self.targets = loss, targets.new_zeros(3, 1, *targets.shape[1:])
         self.count = 1
-        """The rows of every example of the batch in hand."""
+        """Rows per example in the current batch."""
         self.chosen: dict[int, tuple[Rows, dict[int, Passes]]] = {}
-        """By number of rows: how gradients are computed, and in which passes."""
+        """Number of rows -> how gradients are computed, and their passes."""
         self.holder = nn.Module()
         self.holder.__dict__["loss"] = loss.given
 
     def renew(self) -> nn.Module:
-        """A module and a loss that have seen no data."""
+        """Return the module, with module and loss restored to copies that have seen no data."""
         self.held = self.copy_loss()
         self.loss = OneLoss(vars(self.held)["loss"])
         return super().renew()
 
     def copy_loss(self) -> nn.Module:
-        """The holder of a copy of the loss that has seen no data."""
+        """Return the holder of a copy of the loss that has seen no data."""
         try:
             return copy.deepcopy(self.holder)
         except Exception as error:
@@ -170,7 +172,9 @@ class LossWorker(GradientWorker):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Refuse a loss that computing it has changed, beside a module that has."""
+        """Raise if a pass changed the loss or the module."""
+        # Passing one example at a time does not help against a loss that remembers: state kept from one example would
+        # reach the gradient of the next.
         before = ModuleState(self.copy_loss(), ())
         self.renew()
         with super().watched():
@@ -182,7 +186,7 @@ class LossWorker(GradientWorker):
             refuse("loss", self.loss.name, law, "keep nothing")
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Write the clipped sum of examples that have the same number of rows to `gradient`."""
+        """Write the clipped sum of examples with equal numbers of rows to `gradient`."""
         self.count = x.shape[1]
         if self.count not in self.chosen:
             self.chosen[self.count] = (self.choose_rows(self.count), {})
@@ -190,7 +194,7 @@ class LossWorker(GradientWorker):
         super().clipped_sum(x, y, clip, views=views)
 
     def one_by_one(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The definition: forward and backward of every example on its own."""
+        """Return (examples, d) gradients by definition: forward and backward of every example alone."""
         rows = torch.zeros(len(y), model.parameters)
         parameters = [module.get_parameter(slot.name) for slot in model.layout]
         for one in range(len(y)):
@@ -201,7 +205,7 @@ class LossWorker(GradientWorker):
         return rows
 
     def side_by_side(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The same by vmap(grad): module and loss still see the rows of one example."""
+        """Return the same by vmap(grad): module and loss still see the rows of one example."""
         if not len(y):
             return torch.zeros(0, model.parameters)
 
@@ -214,7 +218,7 @@ class LossWorker(GradientWorker):
         return torch.cat([parts[slot.name].reshape(len(y), slot.size) for slot in model.layout], 1)
 
     def choose_rows(self, count: int) -> Rows:
-        """Side by side when that runs and agrees with the definition on inputs that are nobody's."""
+        """Return `side_by_side` if it runs and agrees with the definition on made-up inputs, else `one_by_one`."""
         with self.watched():
             return self.side_by_side if self._agrees(count) else self.one_by_one
 
@@ -226,14 +230,15 @@ class LossWorker(GradientWorker):
         some = (probe, self.model, flatten_module(probe), x.view(3, count, *x.shape[1:]), y)
         try:
             with torch.random.fork_rng(devices=[]):
-                self.side_by_side(*some)  # in training, where it may draw at random
+                # In training mode too, where the module may draw at random.
+                self.side_by_side(*some)
             probe.eval()
             return rows_agree(self.side_by_side(*some), self.one_by_one(*some))
         except Exception:
             return False
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
-        """(examples, d): every example's own gradient."""
+        """Return every example's own gradient, (examples, d)."""
         try:
             return (self.run_apart if self.works_alone() else self.run_rows)(self.own_rows(), x, y)
         except Exception as error:
@@ -242,11 +247,11 @@ class LossWorker(GradientWorker):
             refuse_data(self.model, error)
 
     def works_alone(self) -> bool:
-        """Whether every example has a pass of its own."""
+        """Return whether every example has a pass of its own."""
         return self.own_rows() == self.one_by_one
 
     def most_examples(self, views: int) -> int:
-        """Return how many examples are worked on at once: a matter of the model and of the rows of an example."""
+        """Return how many examples are computed at once, from the model and the rows of an example only."""
         return max(1, super().most_examples(views) // self.count)
 
     def trial_inputs(self, views: int, seed: int) -> Tensor:
@@ -260,16 +265,16 @@ class LossWorker(GradientWorker):
 
 @dataclass(frozen=True, eq=False)
 class OwnModule:
-    """A module of somebody's own, taken over for clipping: a copy that is worked on, and what it was copied from."""
+    """A user's module taken over for clipping: the working copy and the state it was copied from."""
 
     model: FlatModel
     loss: OneLoss
     worker: GradientWorker
     state: ModuleState
-    """Of the module itself: a setting, buffer or frozen weight that is changed later is copied anew."""
+    """State of the user's module; when a setting, buffer or frozen weight changes, the module is copied again."""
     shape: tuple[Any, ...]
     targets: Tensor
-    """No rows of what targets are."""
+    """An empty slice of the targets: their type and shape."""
 
     def clipped_sum(
         self,
@@ -281,23 +286,25 @@ class OwnModule:
         rng: np.random.Generator | None,
         counts: Sequence[int] | None = None,
     ) -> Tensor:
-        """The clipped sum at these weights as one vector, a copy; in float32, whatever the caller has turned on.
+        """Return the clipped sum at these weights as a new vector, in float32 even under autocast.
 
-        `counts` says how many rows of x and y each example has, one example after the other; one each unless given.
+        `counts` gives the number of rows of x and y per example, in order; one row each by default.
 
-        Guarantees: an example is clipped once, over all its rows; how it is computed depends on its own number of rows
-        only; an example without rows contributes zero.
+        Guarantees: an example is clipped once, over all its rows. How it is computed depends on its own number of rows
+        only. An example without rows contributes zero.
         """
         self._check_labels(y)
         total = torch.zeros(self.model.parameters)
         masks = own_dropout(self.worker, rng) if rng is not None else nullcontext()
+        # Clipping is exact in float32 only, so the caller's autocast is turned off; grad mode may be off there.
         with torch.enable_grad(), torch.autocast("cpu", enabled=False), masks:
+            # Grouped by rows per example: kernels then see shapes that depend on an example's own rows only.
             for count, rows in rows_by_count(len(y) if counts is None else counts):
                 total += self._sum_of(weights, x.detach()[rows], y.detach()[rows], count, clip_norm)
         return total
 
     def _sum_of(self, weights: Tensor, x: Tensor, y: Tensor, count: int, clip_norm: float) -> Tensor:
-        """The clipped sum of examples of `count` rows each."""
+        """Return the clipped sum of examples of `count` rows each."""
         worker = self.worker if count == 1 else self.many
         worker.weights.copy_(weights)
         inputs = worker.inputs(x.numpy())
@@ -310,7 +317,7 @@ class OwnModule:
 
     @cached_property
     def many(self) -> LossWorker:
-        """The worker of examples of several rows: the same module and loss, without a fast path."""
+        """The worker for examples of several rows: same module and loss, no fast path."""
         return self.worker if isinstance(self.worker, LossWorker) else LossWorker(self.model, self.loss, self.targets)
 
     def _check_labels(self, y: Tensor) -> None:
@@ -320,12 +327,12 @@ class OwnModule:
 
     @property
     def classes(self) -> int:
-        """How many outputs the model has."""
+        """The number of outputs of the model."""
         return self.model.classes
 
 
 def rows_by_count(counts: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """(rows of an example, the rows of all examples that have as many), without examples that have none.
+    """Yield (rows per example, the rows of all examples with that count), without empty examples.
 
     >>> [(count, rows.tolist()) for count, rows in rows_by_count([2, 1, 0, 2])]
     [(1, [2]), (2, [0, 1, 3, 4])]
@@ -335,22 +342,24 @@ def rows_by_count(counts: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     return ((int(count), torch.nonzero(every == count).view(-1)) for count in sorted(set(every.tolist())))
 
 
+# Keyed weakly: an entry disappears with the user's module.
 OWN: WeakKeyDictionary[nn.Module, OwnModule] = WeakKeyDictionary()
 
 
 def own_module(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor) -> OwnModule:
-    """The module as it is now, taken over; the same one as long as nothing about it changes but its weights."""
+    """Return the module taken over as it is now; cached while nothing but its weights changes."""
     if not isinstance(module, nn.Module):
         invalid("model", type(module).__name__, "is no torch.nn.Module")
     shape = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype, tuple(n for n, _ in trained_parameters(module)))
     known = OWN.get(module)
+    # A changed setting, buffer or frozen weight would make the copy another model than the user's.
     if known is None or known.loss.given is not loss or known.shape != shape or known.state.find_change() is not None:
         OWN[module] = known = take_over(module, loss, x, y, shape)
     return known
 
 
 def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape: tuple[Any, ...]) -> OwnModule:
-    """Check a module and its loss, copy it, and choose how its clipped sums are computed."""
+    """Check a module and its loss, copy the module, and choose how clipped sums are computed."""
     check_module(module, loss)
     state = ModuleState(module, [name for name, _ in trained_parameters(module)])
     model, outputs = flat_copy(module, x)
@@ -368,7 +377,7 @@ def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape:
 
 
 def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
-    """The loss of a probe's outputs at targets of zeros; a sum of squares where it fails at these."""
+    """Return the loss of a probe's outputs at zero targets, or a sum of squares if the loss fails there."""
 
     def compute(outputs: Any, count: int) -> Tensor:
         try:
@@ -381,7 +390,7 @@ def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
 
 
 def check_module(module: nn.Module, loss: Loss | None) -> None:
-    """Refuse what cannot be clipped: batch normalisation, nothing to train, numbers that are not float32."""
+    """Raise for what cannot be clipped: batch normalisation, nothing to train, parameters that are not float32."""
     if loss is not None and not callable(loss):
         invalid("loss", loss, "is a function of (outputs, targets)", "give torch.nn.MSELoss() or a function")
     if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
@@ -400,8 +409,9 @@ def check_module(module: nn.Module, loss: Loss | None) -> None:
 
 
 def flat_copy(module: nn.Module, x: Tensor) -> tuple[FlatModel, Tensor | None]:
-    """The module as a flat model whose factory copies a copy, and its outputs for a probe where they are a tensor."""
+    """Return the module as a flat model that copies a pristine copy, and its probe outputs if they are a tensor."""
     try:
+        # All work is done on copies: the user's module, its gradients and its mode stay unchanged.
         pristine = copy.deepcopy(module)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]

@@ -1,6 +1,6 @@
-"""Training on parts of a model: clients, or examples, that each run only the submodel they were sent to.
+"""Train submodels: clients, or single examples, that each run only the part they were assigned to.
 
-A submodel is a smaller model of its own, so all workers and stacks serve it; nothing of the other parts is computed.
+A submodel is a smaller model of its own, so all workers and stacks serve it. Nothing outside a part is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,10 +36,10 @@ def train_parts(
     terms: LocalTerms | None = None,
     epochs_of: Sequence[float] | None = None,
 ) -> Iterator[Block]:
-    """As `train`, every client on the part that `assigned` names, held through all its steps.
+    """Train as `train_local` does, every client on the part that `assigned` names, held through all its steps.
 
-    Guarantees: end - start is exactly zero outside the client's part and the unsplit tensors, whatever momentum, weight
-    decay and the terms of the objective do.
+    Guarantees: end - start is exactly zero outside the client's part and the unsplit tensors, regardless of momentum,
+    weight decay and loss terms.
     """
     terms = terms or LocalTerms()
     check_clients(splitting.whole, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of, assigned=assigned)
@@ -52,13 +52,15 @@ def train_parts(
         small = client_rows(starts, clients)[..., sub.positions]
         for found, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
             numbers = np.array(clients)[found]
+            # Coordinates outside the part are copied from the start, never computed. The guarantee rests on them being
+            # exactly unchanged: no optimiser term can reach them.
             whole = client_rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()
             whole[:, sub.positions] = ends
             yield numbers, whole
 
 
 def group_by_submodel(submodels: Sequence[Submodel]) -> Iterator[tuple[Submodel, list[int]]]:
-    """The clients of one submodel together; a client whose parameters are held in its own way stays alone."""
+    """Yield each submodel with its clients; a client with its own parameter mask stays alone."""
     groups: dict[int, list[int]] = {}
     for client, sub in enumerate(submodels):
         groups.setdefault(id(sub), []).append(client)
@@ -67,7 +69,7 @@ def group_by_submodel(submodels: Sequence[Submodel]) -> Iterator[tuple[Submodel,
 
 
 def terms_inside(terms: LocalTerms, sub: Submodel, clients: list[int]) -> LocalTerms:
-    """The terms of the clients' objectives, cut to the submodel."""
+    """Return the clients' loss terms, cut to the submodel."""
 
     def cut(value: Tensor | None) -> Tensor | None:
         return None if value is None else client_rows(value, clients)[..., sub.positions]
@@ -80,18 +82,20 @@ def terms_inside(terms: LocalTerms, sub: Submodel, clients: list[int]) -> LocalT
 
 @dataclass(frozen=True, eq=False)
 class SubmodelClipping:
-    """Clip norms and noise of the split and the unsplit part."""
+    """Clip norms and noise of the split and the unsplit tensors."""
 
     clip_norm: float
     unsplit_clip_norm: float
     noise_scale: Tensor
-    """(d,) standard deviation of every coordinate's noise for noise multiplier 1."""
+    """(d,) standard deviation of each coordinate's noise at noise multiplier 1."""
 
 
 def balls_of(splitting: Splitting, sub: Submodel, apart: SubmodelClipping) -> Clip:
-    """How the gradients of a submodel's examples are clipped: the unsplit tensors apart from the others."""
+    """Return how a submodel's per-example gradients are clipped: unsplit tensors separately from the part."""
     if not splitting.unsplit:
         return apart.clip_norm
+    # One joint clip would let the part's size scale the unsplit gradient, and the product of the two mechanisms would
+    # not apply.
     ball_of = {slot.name: int(slot.name in splitting.unsplit) for slot in sub.model.layout}
     return Balls((apart.clip_norm, apart.unsplit_clip_norm), ball_of)
 
@@ -100,13 +104,14 @@ def parted_gradient_sum(
     splitting: Splitting, weights: Tensor, x: NDArray[Any], y: Targets, apart: SubmodelClipping, *,
     rng: np.random.Generator,
 ) -> Tensor:  # fmt: skip
-    r"""Sum over examples of their clipped gradients, each of the submodel that the example is sent to by `rng`.
+    r"""Return the sum of clipped per-example gradients, each of the submodel that `rng` assigns to the example.
 
     Guarantees: one example moves the sum by at most `clip_norm` inside one part, by at most `unsplit_clip_norm` in the
-    unsplit tensors, and not at all elsewhere; a non-finite gradient contributes zero. Reference: the partitioning
+    unsplit tensors, and not at all elsewhere. A non-finite gradient contributes zero. Reference: the partitioning
     paper, Algorithm 1.
     """
     total = torch.zeros(splitting.whole.parameters)
+    # One assignment per example and release, drawn from a secret stream: amplification by splitting rests on it.
     assigned = splitting.draw(len(y), rng=rng)
     for sub, places, inputs in splitting.batches(assigned, x):
         worker = worker_for(sub.model)
@@ -129,9 +134,9 @@ def dp_sgd_parts(
     assign_rngs: Sequence[np.random.Generator],
     terms: LocalTerms | None = None,
 ) -> Iterator[Block]:
-    """As `dp_sgd`, with every example sent to a part of its own in every step, and noise on all coordinates.
+    """Run `dp_sgd` with every example assigned to its own part in every step, and noise on all coordinates.
 
-    The clip norms are those of `apart`, and `how.noise_std` counts in units of `apart.noise_scale`.
+    The clip norms are those of `apart`; `how.noise_std` is in units of `apart.noise_scale`.
     """
     terms = terms or LocalTerms()
     if work.precision != FLOAT32:
@@ -149,11 +154,12 @@ def descend_in_parts(
     splitting: Splitting, weights: Tensor, descent: Descent, shard: Shard, how: DPSGDSettings,
     apart: SubmodelClipping, client: int, assign_rng: np.random.Generator,
 ) -> None:  # fmt: skip
-    """One client's private steps on `weights`."""
+    """Take one client's private steps on `weights`."""
     noises = how.noise_of(client, len(weights), descent.work.paths.noise)
     for batch, noise in zip(how.batches_of(client, len(shard)), noises, strict=False):
         x, y = (shard.x, shard.y) if batch is None else (shard.x[batch], shard.y[batch])
         gradient = parted_gradient_sum(splitting, weights, x, y, apart, rng=assign_rng)
+        # Noise goes on all d coordinates, assigned or not: which coordinates an example touched is secret.
         if noise is not None:
             gradient.addcmul_(noise, apart.noise_scale, value=how.noise_std[client])
         descent.step(weights, gradient.div_(how.divisors[client]))

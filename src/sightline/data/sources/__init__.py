@@ -23,7 +23,7 @@ SOURCES: dict[str, Source] = {
 
 
 def find_source(name: str) -> Source:
-    """The source of that name."""
+    """Return the source of that name; raise for an unknown one."""
     if name not in SOURCES:
         law = "a source is a known name, or your own function as package.module:function"
         invalid("data.source", name, law, did_you_mean(name, list(SOURCES)))

@@ -1,4 +1,4 @@
-"""Images: digits, MNIST and Fashion-MNIST, CIFAR-10, EMNIST letters, and the OCR letters of Kassel and Taskar."""
+"""Image sources: digits, MNIST and Fashion-MNIST, CIFAR-10, EMNIST letters, and OCR letters."""
 
 import dataclasses
 import gzip
@@ -23,7 +23,7 @@ GREY = Scale(highest=255)
 
 
 def read_pair(images: Path, labels: Path, *, lowest: int, classes: int, notes: tuple[str, ...] = ()) -> Table:
-    """One split: an image file and its label file, whose labels run from `lowest`."""
+    """Return one split from an image file and its label file, whose labels start at `lowest`."""
     x = read_idx(images, item=(28, 28))
     y = read_idx(labels, item=()).astype(np.int64) - lowest
     if len(x) != len(y):
@@ -36,7 +36,7 @@ def read_pair(images: Path, labels: Path, *, lowest: int, classes: int, notes: t
 
 
 def read_four_files(request: Request) -> Table:
-    """The train split, with the test split beside it."""
+    """Return the train split with the test split beside it."""
     images, labels, test_images, test_labels = (request.folder / name for name in MNIST_FILES)
     test = read_pair(test_images, test_labels, lowest=0, classes=10)
     train = read_pair(images, labels, lowest=0, classes=10)
@@ -68,12 +68,13 @@ BATCHES = tuple(f"data_batch_{number}.webp" for number in range(1, 6))
 CIFAR_FILES = (*BATCHES, "test_batch.webp", "labels.npz")
 SIDE, PER_ROW = 32, 100
 LABELS = {"train": Field("uint8", (50_000,)), "test": Field("uint8", (10_000,))}
+# Public constants from the literature. Computing them from the clients' own images would be a release.
 NORMAL = Scale(highest=255, mean=(0.49140, 0.48216, 0.44653), std=(0.24703, 0.24349, 0.26159))
-"""The published mean and standard deviation of the training pixels."""
+"""Published mean and standard deviation of the training pixels."""
 
 
 def read_cifar10(request: Request) -> Table:
-    """50,000 training and 10,000 test images of shape (3, 32, 32), normalised per channel."""
+    """Return 50,000 training and 10,000 test images of shape (3, 32, 32), normalised per channel."""
     labels = read_npz(request.folder / "labels.npz", LABELS)
     if max(labels["train"].max(), labels["test"].max()) > 9:
         raise_broken(request.folder / "labels.npz", "labels must be 0 .. 9")
@@ -102,7 +103,7 @@ CIFAR10 = Source(
 
 
 def read_digits(request: Request) -> Table:
-    """1,797 images of shape (1, 8, 8), pixels 0..16 scaled to [0, 1]."""
+    """Return 1,797 images of shape (1, 8, 8), pixels 0..16 scaled to [0, 1]."""
     rows = _digit_rows()
     return Table(
         x=rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8),
@@ -115,7 +116,8 @@ def read_digits(request: Request) -> Table:
 
 
 def _digit_rows() -> NDArray[np.float64]:
-    """(1797, 65): 64 pixels and the label, from the file inside scikit-learn; loading all of it takes longer."""
+    """Return (1797, 65) pixels and labels from the file inside scikit-learn, without importing it if possible."""
+    # Importing scikit-learn takes longer than everything else here.
     package = find_spec("sklearn")
     path = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz" if package else None
     if path is not None and path.is_file():
@@ -156,12 +158,13 @@ LETTERS = Option(default=26, lowest=2, highest=26)
 
 
 def read_emnist(request: Request) -> Table:
-    """EMNIST Letters, upright, labels 0 = a .. 25 = z: the published split when it is there, else its sample."""
+    """Return EMNIST Letters, upright, labels 0 = a .. 25 = z: the published split, or else its sample."""
     files = [request.folder / name for name in EMNIST_LETTERS.present(request.folder)]
     letters = int(request.options["letters"])
     pairs = [
         read_pair(images, labels, lowest=1, classes=26) for images, labels in zip(files[::2], files[1::2], strict=True)
     ]
+    # The published files store images transposed.
     upright = [dataclasses.replace(pair, x=np.swapaxes(pair.x, -1, -2)) for pair in pairs]
     train, *tests = (first_letters(table, letters) for table in upright)
     notes = [f"emnist_letters: {spell_letters(letters)}, upper and lower case merged, 28 x 28 pixels scaled to [0, 1]"]
@@ -173,7 +176,7 @@ def read_emnist(request: Request) -> Table:
 
 
 def read_ocr(request: Request) -> Table:
-    """OCR letters as (1, 16, 8) images of zeros and ones; the words of one fold are the test split."""
+    """Return OCR letters as (1, 16, 8) images of zeros and ones; the words of one fold are the test split."""
     path = request.folder / "ocr_letters.npz"
     arrays = read_npz(path, OCR_FIELDS)
     images, labels, fold = arrays["images"], arrays["labels"].astype(np.int64), arrays["fold"]
@@ -193,23 +196,23 @@ def read_ocr(request: Request) -> Table:
 
 
 def pick_examples(table: Table, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Table:
-    """The examples where `mask` holds."""
+    """Return the examples where `mask` holds."""
     return dataclasses.replace(table, x=table.x[mask], y=table.y[mask])
 
 
 def first_letters(table: Table, letters: int) -> Table:
-    """Only the first `letters` letters of the alphabet."""
+    """Return only the first `letters` letters of the alphabet."""
     kept = table if letters == 26 else pick_examples(table, table.y < letters)
     return dataclasses.replace(kept, classes=letters)
 
 
 def spell_letters(letters: int) -> str:
-    """The letters in words, e.g. `letters a-j`."""
+    """Return the letters as text, e.g. `letters a-j`."""
     return f"letters a-{chr(ord('a') + letters - 1)}"
 
 
 def count_letters(table: Table) -> str:
-    """How many examples of how many letters there are."""
+    """Return text with the number of examples and letters."""
     return f"{len(table):,} examples of {len(np.unique(table.y))} letters"
 
 

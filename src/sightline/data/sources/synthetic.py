@@ -1,7 +1,7 @@
-"""Generated clients of known heterogeneity: Syn(alpha, beta) and Syn(iid) of Li et al. 2020, for every task.
+"""Synthetic clients of known heterogeneity: Syn(alpha, beta) and Syn(iid) of Li et al. 2020, for every task.
 
-Labels are the paper's. A regression predicts the first score W x + b with some noise, a multi-label task which of the
-scores are positive, and a language model the next state of a Markov chain whose rows are W's.
+Labels follow the paper. A regression predicts the first score W x + b with noise, a multi-label task which scores are
+positive, and a language model the next state of a Markov chain with rows from W.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from sightline.randomness import Purpose, Streams
 MOST_VALUES = 2**29
 """Most input values that are generated (2 GiB of float32)."""
 SPREAD = 0.1
-"""Standard deviation of the noise on a regression's targets."""
+"""Standard deviation of the noise on regression targets."""
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What makes one client's examples: y = argmax(W x + b), x ~ N(center, Sigma)."""
+    """Parameters of one client's examples: y = argmax(W x + b), x ~ N(center, Sigma)."""
 
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]
@@ -32,9 +32,11 @@ class Truth:
 
 
 def read_synthetic(request: Request) -> Table:
-    """All clients' examples; the owner of an example is its client."""
+    """Return all clients' examples; the owner of an example is its client."""
     settings, streams = request.settings, request.streams
     rngs = _client_rngs(settings, streams)
+    # From each client's stream: first its size, then its parameters, then its examples. The order fixes the data of a
+    # seed.
     sizes = [client_size(settings, rng) for rng in rngs]
     _check_total(settings, sum(sizes))
     shared = draw_shared_truth(settings, streams.rng(Purpose.SYNTHETIC)) if settings.iid else None
@@ -58,8 +60,9 @@ def read_synthetic(request: Request) -> Table:
 
 
 def client_size(settings: Data, rng: np.random.Generator) -> int:
-    """size_min + floor(LogNormal(size_mean, size_sigma))."""
+    """Return size_min + floor(LogNormal(size_mean, size_sigma))."""
     extra = rng.lognormal(settings.size_mean, settings.size_sigma)
+    # The log-normal has a heavy tail: one draw can ask for more memory than there is.
     if not extra * settings.length < MOST_VALUES:
         law = f"a client would have {extra:.3g} examples"
         invalid("data.size_sigma", settings.size_sigma, law, "use the usual size_mean = 4, size_sigma = 2, or less")
@@ -67,11 +70,13 @@ def client_size(settings: Data, rng: np.random.Generator) -> int:
 
 
 def draw_truth(settings: Data, rng: np.random.Generator) -> Truth:
-    r"""One client's own truth.
+    r"""Draw one client's own parameters.
 
-    u ~ N(0, alpha); every entry of W and b ~ N(u, 1); B ~ N(0, beta); every entry of the centre ~ N(B, 1).
-    The second argument of N is the variance. Reference: Li et al. 2020 (FedProx), section 5.1.
+    u ~ N(0, alpha); every entry of W and b ~ N(u, 1); B ~ N(0, beta); every entry of the centre ~ N(B, 1). The second
+    argument of N is the variance. Reference: Li et al. 2020 (FedProx), section 5.1.
     """
+    # Alpha and beta are variances, as the paper's formula has them. Its published code passes them as standard
+    # deviations: use alpha = beta = 0.25 for the Syn(0.5, 0.5) of that code.
     u = np.sqrt(settings.alpha) * rng.standard_normal()
     weight = u + rng.standard_normal((settings.classes, settings.length))
     bias = u + rng.standard_normal(settings.classes)
@@ -80,7 +85,7 @@ def draw_truth(settings: Data, rng: np.random.Generator) -> Truth:
 
 
 def draw_shared_truth(settings: Data, rng: np.random.Generator) -> Truth:
-    """The one truth of Syn(iid): W and b ~ N(0, 1), centre 0, the same for every client."""
+    """Draw the shared parameters of Syn(iid): W and b ~ N(0, 1), centre 0, the same for every client."""
     weight = rng.standard_normal((settings.classes, settings.length))
     return Truth(weight, rng.standard_normal(settings.classes), np.zeros(settings.length))
 
@@ -88,7 +93,7 @@ def draw_shared_truth(settings: Data, rng: np.random.Generator) -> Truth:
 def draw_examples(
     truth: Truth, examples: int, rng: np.random.Generator, task: str = "classification"
 ) -> tuple[NDArray[np.float32], Targets]:
-    """x ~ N(centre, Sigma) with Sigma diagonal, Sigma_jj = j^-1.2; y = argmax(softmax(W x + b)) = argmax(W x + b)."""
+    """Draw x ~ N(centre, Sigma), Sigma_jj = j^-1.2 on the diagonal, and y = argmax(softmax(W x + b))."""
     std = np.arange(1, len(truth.center) + 1) ** -0.6
     x = truth.center + std * rng.standard_normal((examples, len(std)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -102,7 +107,7 @@ def draw_examples(
 
 
 def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[int], shared: Truth | None) -> Table:
-    """Sequences of `features` + 1 tokens below `classes`: token after token by the client's own Markov chain."""
+    """Return sequences of `features` + 1 tokens below `classes`, drawn from each client's own Markov chain."""
     if settings.length < settings.classes:
         law = f"the chain of {settings.classes} tokens is drawn from that many features"
         invalid("data.features", settings.length, law, "use data.features >= data.classes")
@@ -116,8 +121,9 @@ def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[in
 
 
 def draw_chains(truth: Truth, examples: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(examples, features + 1) states of the chain P(j -> k) ~ exp(2 W_kj), begun anywhere."""
+    """Return (examples, features + 1) states of the chain P(j -> k) ~ exp(2 W_kj), from a uniform first state."""
     classes, steps = truth.weight.shape
+    # Subtracting the row maximum avoids overflow of exp.
     odds = np.exp(2 * (truth.weight[:, :classes].T - truth.weight[:, :classes].T.max(axis=1, keepdims=True)))
     below = np.cumsum(odds / odds.sum(axis=1, keepdims=True), axis=1)
     states = np.empty((examples, steps + 1), np.int64)
@@ -134,6 +140,7 @@ def _name_of(settings: Data) -> str:
 
 def _client_rngs(settings: Data, streams: Streams) -> list[np.random.Generator]:
     _check_total(settings, settings.clients * settings.size_min)
+    # One stream per client: client 3 is the same in a federation of 10 and of 1,000.
     return [streams.rng(Purpose.SYNTHETIC, participant=client) for client in range(settings.clients)]
 
 

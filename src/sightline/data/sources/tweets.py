@@ -1,4 +1,4 @@
-"""Tweets to token numbers, by hashing: the numbers depend on no data, so the vocabulary cannot leak anything."""
+"""Tweets as token numbers by hashing: the numbers depend on no data, so the vocabulary cannot leak anything."""
 
 import dataclasses
 import html
@@ -23,7 +23,7 @@ WORD = re.compile(r"<link>|<name>|[^\W_]+(?:'[^\W_]+)*|[!?]")
 
 
 def split_words(text: str) -> list[str]:
-    """The lower-case words of a tweet; links and @names become one word each, `!` and `?` are words.
+    """Return the lower-case words of a tweet; links and @names become one word each, `!` and `?` are words.
 
     >>> split_words("@Anna LOVE it &amp; can't wait! http://t.co/x")
     ['<name>', 'love', 'it', "can't", 'wait', '!', '<link>']
@@ -32,17 +32,19 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(NAME.sub(" <name> ", LINK.sub(" <link> ", plain)))
 
 
+# A vocabulary counted from private texts would be a release: one rare word in it reveals that a person wrote it, and no
+# ledger entry would cover that. A fixed hash costs collisions only.
 @lru_cache(maxsize=2**17)
 def hash_word(word: str, vocabulary: int) -> int:
-    """The number of a word: 1 + CRC-32 mod (vocabulary - 1); 0 is kept for padding."""
+    """Return the number of a word: 1 + CRC-32 mod (vocabulary - 1); 0 is reserved for padding."""
     return 1 + zlib.crc32(word.encode("utf-8")) % (vocabulary - 1)
 
 
 def encode_texts(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArray[np.int64]:
-    """The first `tokens` words of each text as numbers below `vocabulary`, padded with 0 at the end.
+    """Return the first `tokens` words of each text as numbers below `vocabulary`, padded with 0 at the end.
 
-    Guarantees: a function of each text alone; the first token is never padding (a text without words gets the number
-    of the empty word).
+    Guarantees: a function of each text alone. The first token is never padding (a text without words gets the number of
+    the empty word).
 
     >>> encode_texts(["hello world", ""], tokens=3, vocabulary=100).shape
     (2, 3)
@@ -63,7 +65,7 @@ OPTIONS = {
 
 
 def read_tweets(path: Path, *, classes: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Texts, labels and authors of a CSV with the columns `text`, `label` and `user`."""
+    """Return texts, labels and authors from a CSV with the columns `text`, `label` and `user`."""
     rows = read_csv(path, ("text", "label", "user"))
     if not rows:
         raise_broken(path, "has no rows")
@@ -73,7 +75,7 @@ def read_tweets(path: Path, *, classes: int) -> tuple[list[str], NDArray[np.int6
 
 
 def whole_numbers(path: Path, column: str, values: tuple[str, ...], *, below: int) -> NDArray[np.int64]:
-    """A column of whole numbers from 0 to `below` - 1."""
+    """Return a column of whole numbers; raise unless they lie in 0 .. `below` - 1."""
     try:
         numbers = [int(value) for value in values]
     except ValueError as error:
@@ -84,7 +86,7 @@ def whole_numbers(path: Path, column: str, values: tuple[str, ...], *, below: in
 
 
 def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: NDArray[np.int64], classes: int) -> Table:
-    """Texts as hashed tokens."""
+    """Return texts as hashed tokens."""
     tokens, vocabulary = int(request.options["tokens"]), int(request.options["vocabulary"])
     if len(texts) * tokens > 2**29:
         invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit", "use 25")
@@ -96,13 +98,13 @@ def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: ND
 
 
 def read_sentiment140(request: Request) -> Table:
-    """Label 0 negative, 1 positive."""
+    """Return Sentiment140 by user: label 0 negative, 1 positive."""
     texts, y, owner = read_tweets(request.folder / "sentiment140_users.csv.gz", classes=2)
     return table_of(request, texts, y, owner, 2)
 
 
 def read_airline(request: Request) -> Table:
-    """Label 0 negative, 1 neutral, 2 positive; with options.classes = 2 the neutral tweets are left out."""
+    """Return airline tweets: label 0 negative, 1 neutral, 2 positive; options.classes = 2 drops neutral tweets."""
     texts, y, owner = read_tweets(request.folder / "airline_tweets.csv.gz", classes=3)
     if request.options["classes"] == 2:
         kept = np.flatnonzero(y != 1)

@@ -1,7 +1,7 @@
-"""Export a module in training and in evaluation with a symbolic batch, walk the graphs, check them against the module.
+"""Export a module in training and evaluation mode, prove its graphs keep examples apart, and compare them with it.
 
-The proof is about the graph, and the graph is what runs. That it computes what the module computes is checked on
-inputs that are nobody's: a matter of getting the model that was meant, not of privacy.
+The proof is about the graph, and the graph is what runs. Whether it computes what the module computes is checked on
+made-up inputs: a matter of getting the intended model, not of privacy.
 """
 
 import copy
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 LOCK = threading.RLock()
-"""torch.export is not made for several threads at once."""
+"""torch.export is not thread-safe."""
 
 FOUND: "WeakKeyDictionary[FlatModel, Certificate | Objection]" = WeakKeyDictionary()
 SLOWER = "it runs one example at a time otherwise"
 
 
 def certificate_of(model: FlatModel) -> Certificate | Objection:
-    """The certificate of a flat model, found once for as long as the model lives: a second, mostly torch's export.
+    """Return the certificate of a flat model, cached while the model lives. Takes about a second, mostly in export.
 
     >>> from sightline.data.federation import Kind
     >>> from sightline.models import build_model
@@ -55,12 +55,14 @@ def certificate_of(model: FlatModel) -> Certificate | Objection:
 
 
 def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection:
-    """A proof that the module treats the examples of a batch apart, or the first objection.
+    """Return a proof that the module keeps the examples of a batch apart, or the first objection.
 
-    Guarantees: a certificate's graph has, for every batch size, row i of its output and every gradient of it as a
-    function of row i of the input, of parameters and of random numbers that do not depend on data; a module that
-    cannot be exported, copied or run is an objection, not an error; the module and torch's random state are as before.
+    Guarantees: for every batch size, row i of a certificate's output, and every gradient of it, is a function of row i
+    of the input, of parameters and of random numbers that do not depend on data. A module that cannot be exported,
+    copied or run gives an objection, not an error. The module and torch's random state are left unchanged.
     """
+    # Rules are statements about ATen operations of a given version. With another version nothing is certified, and
+    # modules run one example at a time.
     if torch.__version__.rpartition(".")[0] not in VERSIONS:
         law = f"the rules were read for torch {', '.join(VERSIONS)}, and this is {torch.__version__}"
         return Objection("torch", "", law, f"install one of them; {SLOWER}")
@@ -79,14 +81,16 @@ def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """No warnings, log lines, fused paths or traces of random draws; gradients on, whatever the caller has."""
+    """Suppress warnings, logs, fused paths and random draws of the export; enable gradients."""
     disabled, fast_path = logging.root.manager.disable, torch.backends.mha.get_fastpath_enabled()
     logging.disable(logging.CRITICAL)
+    # The fused path of attention would be one opaque operation without a rule.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad(), ExitStack() as stack:
             warnings.simplefilter("ignore")
-            for redirect in (redirect_stdout, redirect_stderr):  # export prints graphs where it fails
+            # torch.export prints graphs when it fails.
+            for redirect in (redirect_stdout, redirect_stderr):
                 stack.enter_context(redirect(io.StringIO()))
             yield
     finally:
@@ -98,7 +102,7 @@ def quiet_export() -> Iterator[None]:
 
 
 def certify_mode(module: nn.Module, inputs: Tensor, *, training: bool) -> CertifiedGraph:
-    """The graph of a copy of the module in training or in evaluation, with a tag for every node."""
+    """Return the graph of a copy of the module in training or evaluation mode, with a tag for every node."""
     own = copy.deepcopy(module).train(training)
     exported = export_module(own, inputs)
     exported.graph.eliminate_dead_code()
@@ -108,7 +112,7 @@ def certify_mode(module: nn.Module, inputs: Tensor, *, training: bool) -> Certif
 
 
 def export_module(module: nn.Module, inputs: Tensor) -> "ExportedProgram":
-    """The functional graph of a module for any batch size, layers whole."""
+    """Return the functional graph of a module for any batch size, with layers kept whole."""
     from torch.export import Dim, export
 
     shapes = ({0: Dim("batch")},)
@@ -117,7 +121,8 @@ def export_module(module: nn.Module, inputs: Tensor) -> "ExportedProgram":
     except Exception as error:
         if "specialized" not in str(error):
             raise
-        raw = export(module, (inputs.clone(),), dynamic_shapes=shapes, strict=True)  # it follows len(x)
+        # Strict mode follows len(x), which the other mode turns into a constant.
+        raw = export(module, (inputs.clone(),), dynamic_shapes=shapes, strict=True)
     for graph_module in raw.graph_module.modules():
         if isinstance(graph_module, fx.GraphModule):
             refuse_regions(graph_module.graph)
@@ -126,7 +131,7 @@ def export_module(module: nn.Module, inputs: Tensor) -> "ExportedProgram":
 
 
 def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[str, Any]:
-    """What each placeholder but the input is given: a parameter or buffer by its one name, or a constant."""
+    """Return what each placeholder except the input gets: a parameter or buffer by its one name, or a constant."""
     signature = exported.graph_signature
     if signature.inputs_to_lifted_custom_objs:
         raise_at(None, "forward uses objects that are no tensors", "use tensors")
@@ -147,7 +152,7 @@ def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[st
 
 
 def one_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Every name of a tensor to its first: tied tensors have one."""
+    """Return every name of a tensor -> its first name, so that tied tensors have one."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         first.setdefault(id(tensor), name)
@@ -155,7 +160,7 @@ def one_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def plain_constant(value: Any, module: nn.Module) -> Tensor:
-    """A tensor that the code made by itself; an objection when it is a weight by another way, which would go stale."""
+    """Return a tensor made by the code; raise if it is a weight that is not registered, which would go stale."""
     if not isinstance(value, Tensor):
         raise_at(None, "forward uses objects that are no tensors", "use tensors")
     own = {tensor.untyped_storage().data_ptr() for tensor in chain(module.parameters(), module.buffers())}
@@ -168,11 +173,11 @@ def plain_constant(value: Any, module: nn.Module) -> Tensor:
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 INSTALLED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Where lines are not the user's own."""
+"""Folders whose lines are not the user's own code."""
 
 
 def objection_at(found: Located) -> Objection:
-    """The objection at a node, with the user's own line that made it."""
+    """Return the objection at a node, with the user's line that created it."""
     node = found.node
     name = "the result" if node is not None and node.op == "output" else operation_name(node) if node else "forward"
     source = "" if node is None else source_line(str(node.meta.get("stack_trace") or "")) or layer_name(node)
@@ -180,7 +185,7 @@ def objection_at(found: Located) -> Objection:
 
 
 def source_line(trace: str) -> str:
-    """ "file.py:12: code" of the last line of forward in a trace that is not torch's, or nothing.
+    """Return "file.py:12: code" for the last line in a trace that is not torch's, or an empty string.
 
     >>> source_line('File "/home/me/net.py", line 12, in forward\\n    return x + x.mean(0)')
     'net.py:12: return x + x.mean(0)'
@@ -190,7 +195,7 @@ def source_line(trace: str) -> str:
 
 
 def layer_name(node: fx.Node) -> str:
-    """Name and type of the layer in which an operation stands, for chains of torch's own layers."""
+    """Return name and type of the layer that contains an operation, for chains of torch's own layers."""
     layers = list((node.meta.get("nn_module_stack") or {}).values())
     if not layers:
         return ""
@@ -199,7 +204,7 @@ def layer_name(node: fx.Node) -> str:
 
 
 def objection_from(error: Exception) -> Objection:
-    """The objection that torch.export, or the module itself, has ended with."""
+    """Return the objection for an error of torch.export or of the module itself."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if "specialized" in words or "Constraints violated" in words:
         law, way_out = "its code depends on the batch size", "compute with x.shape[0] as it is given, without branches"
@@ -211,7 +216,7 @@ def objection_from(error: Exception) -> Objection:
 
 
 def error_line(error: BaseException) -> str:
-    """The user's own line in which an error arose."""
+    """Return the user's own line in which an error arose."""
     trace: TracebackType | None = error.__traceback__
     own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(INSTALLED)]
     if own and own[-1].line:
@@ -223,7 +228,7 @@ def error_line(error: BaseException) -> str:
 
 
 def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) -> None:
-    """Object unless the graph gives the module's results and gradients, in both modes, at several sizes and weights."""
+    """Raise unless the graph gives the module's results and gradients in both modes, at several sizes and weights."""
     own, drawn = copy.deepcopy(module), other_draws()
     for rows in (inputs, inputs[:1], inputs.flip(0)):
         for training in (True, False):
@@ -238,6 +243,8 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
                 raise_at(None, law, f"{way_out}; {SLOWER}")
         with torch.no_grad():
             for _, parameter in trained_parameters(own):
+                # Other weights for the next comparison: a graph with a weight baked in as a constant agrees at the
+                # start only.
                 parameter.data.mul_(1.25)
     if other_draws() != drawn:
         law = "forward draws from Python's or numpy's generator, which a graph does not"
@@ -245,12 +252,12 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
 
 
 def other_draws() -> str:
-    """Where the global generators of Python and numpy stand."""
+    """Return the state of the global generators of Python and numpy."""
     return f"{random.getstate()}{np.random.get_state()}"  # noqa: NPY002
 
 
 def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:
-    """The result of a batch and the gradients of a weighted sum of it, from the same draws every time."""
+    """Return the output of a batch and the gradients of a weighted sum of it, from fixed random draws."""
     torch.manual_seed(0)
     result: Tensor = function(rows.clone())
     weights = torch.linspace(-1.0, 1.5, result.numel()).view(result.shape)
@@ -260,7 +267,7 @@ def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:
 
 
 def close_enough(got: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors agree to rounding, measured by the largest number among them; none is zero everywhere."""
+    """Return whether two tensors agree to rounding, relative to the largest entry; a scalar stands for all zeros."""
     if got.dim() and expected.dim() and got.shape != expected.shape:
         return False
     slack = 1e-5 + 1e-4 * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())

@@ -1,4 +1,4 @@
-"""Tags that say where the batch sits in a value; rules of operations that work by element or reduce axes."""
+"""Tags that say where the batch sits in a value, and rules of pointwise and reducing operations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
+# The proof is an induction over the nodes of a graph: if the claims of all inputs hold, the rule of an operation shows
+# the claim of its result. Whatever has no rule is an objection, so a missing rule costs speed, never privacy.
 @dataclass(frozen=True)
 class BatchAxis:
     """The batch sits in this dimension, which is (before, batch, after) in row-major order.
 
-    What the tag claims: the part of the value at position i of the batch is a function of row i of the input, of
-    batch-free values and of random numbers, and not of how many rows there are.
+    Claim of the tag: the part of the value at position i of the batch is a function of row i of the input, of
+    batch-free values and of random numbers, and not of the number of rows.
     """
 
     dim: int
@@ -24,20 +26,20 @@ class BatchAxis:
     after: int = 1
 
     def moved_to(self, dim: int) -> "BatchAxis":
-        """The same batch in another dimension."""
+        """Return the same batch in another dimension."""
         return BatchAxis(dim, self.before, self.after)
 
 
 @dataclass(frozen=True)
 class BatchPositions:
-    """0, 1, ..., batch - 1 along this dimension, all others of length one: they may only index the batch."""
+    """0, 1, ..., batch - 1 along this dimension, all others of length one; may only index the batch."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """A Python number made of the batch size: it may only stand where a shape is wanted."""
+    """A Python number computed from the batch size; may only appear where a shape is expected."""
 
 
 Tag = BatchAxis | BatchPositions | BatchSize | None
@@ -54,13 +56,13 @@ class Mixing(Exception):
 
 
 def object_to(law: str, way_out: str = "") -> NoReturn:
-    """Say that an operation cannot be certified, and why."""
+    """Raise `Mixing`: an operation cannot be certified, and why."""
     raise Mixing(law, way_out)
 
 
 @dataclass(frozen=True)
 class Objection:
-    """Why a module is not certified: the first operation without a proof, its source line, the law, the way out."""
+    """Why a module is not certified: the first operation without a proof, its source line, the reason, the way out."""
 
     operation: str
     source: str
@@ -68,29 +70,29 @@ class Objection:
     way_out: str
 
     def __str__(self) -> str:
-        """All of it on one line."""
+        """Return all of it on one line."""
         where = f" ({self.source})" if self.source else ""
         return f"{self.operation}{where}: {self.law}; {self.way_out}"
 
 
 @dataclass(frozen=True, eq=False)
 class CertifiedGraph:
-    """A functional graph of which every node has a tag: row i of the output depends on row i of the input only.
+    """A functional graph with a tag for every node: row i of the output depends only on row i of the input.
 
-    `parameters`, `buffers` and `constants` say what each placeholder but the input is given. Names are those of
+    `parameters`, `buffers` and `constants` say what each placeholder except the input gets. Names are those of
     `named_parameters()` and `named_buffers()`; tied tensors have one name.
     """
 
     exported: "ExportedProgram"
     axes: Mapping[fx.Node, Tags] = field(repr=False)
-    """The tag of every node: an axis, several for several results, or None for what is batch-free."""
+    """The tag of every node: an axis, several for several results, or None if batch-free."""
     parameters: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, str]
     constants: Mapping[fx.Node, Tensor] = field(repr=False)
-    """Tensors that the code made by itself while it was exported."""
+    """Tensors that the code created while it was exported."""
 
     def run(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The graph's output for a batch, with these tensors (by name) as parameters and buffers."""
+        """Return the graph's output for a batch, with these tensors (by name) as parameters and buffers."""
         names = {**self.parameters, **self.buffers}
         given = [
             self.constants[node] if node in self.constants else tensors[names[node]] if node in names else x
@@ -104,20 +106,20 @@ class CertifiedGraph:
 
 @dataclass(frozen=True, eq=False)
 class Certificate(CertifiedGraph):
-    """The proof for a module in training; `evaluation` is the same module's graph without dropout, proven as well.
+    """The proof for a module in training mode; `evaluation` is its graph without dropout, proven as well.
 
-    The graph is what may run: a proof about it says nothing about the module's Python code.
+    Only the graph may run: a proof about it says nothing about the module's Python code.
     """
 
     evaluation: CertifiedGraph
 
     def run_graph(self, tensors: Mapping[str, Tensor], x: Tensor, *, training: bool) -> Tensor:
-        """The output of the training graph (dropout draws from torch's generator) or of the evaluation graph."""
+        """Return the output of the training graph (dropout draws from torch's generator) or of the evaluation graph."""
         return (self if training else self.evaluation).run(tensors, x)
 
 
 VERSIONS = ("2.13",)
-"""Versions of torch for which the rules were read and fuzzed; with any other nothing is certified."""
+"""Versions of torch for which the rules were read and fuzzed; with any other, nothing is certified."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,41 +137,41 @@ class Call:
         return self.arguments[argument]
 
     def tag(self, argument: Any) -> BatchAxis | None:
-        """Where the batch sits in a tensor argument; None for one that is batch-free or left out."""
+        """Return the batch axis of a tensor argument; None if it is batch-free or absent."""
         found = self.tags[argument] if isinstance(argument, fx.Node) else None
         if found is not None and not isinstance(found, BatchAxis):
             object_to("the positions of examples in the batch are computed with", "let them only index the batch")
         return found
 
     def axis_of(self, argument: Any) -> BatchAxis:
-        """Where the batch sits in an argument that must hold it."""
+        """Return the batch axis of an argument that must hold the batch."""
         return self.tag(argument) or object_to("a fixed tensor stands where one of the batch is wanted")
 
     def shape(self, argument: fx.Node) -> tuple[Any, ...]:
-        """The sizes of a tensor argument; the batch's is symbolic."""
+        """Return the sizes of a tensor argument; the batch size is symbolic."""
         return tuple(argument.meta["val"].shape)
 
     def rank(self, argument: fx.Node) -> int:
-        """How many dimensions a tensor argument has."""
+        """Return the number of dimensions of a tensor argument."""
         return len(self.shape(argument))
 
     @property
     def output(self) -> Tensor:
-        """What stands for the result, the first of several."""
+        """The value that stands for the result, the first of several."""
         value = self.node.meta["val"]
         found: Tensor = value[0] if isinstance(value, tuple | list) else value
         return found
 
     def tensors(self) -> list[fx.Node]:
-        """All tensor arguments, also those in lists."""
+        """Return all tensor arguments, including those in lists."""
         return [one for value in self.arguments.values() for one in tensor_nodes(value)]
 
     def dim(self, argument: str, rank: int) -> int:
-        """A dimension argument, counted from the front."""
+        """Return a dimension argument, counted from the front."""
         return front_dim(self[argument], rank)
 
     def dims(self, argument: str, rank: int) -> list[int]:
-        """Dimension arguments, counted from the front; none at all means all of them, which is an objection."""
+        """Return dimension arguments, counted from the front; raise if there are none, which means all of them."""
         value = self[argument]
         listed = list(value) if isinstance(value, list | tuple) else [value]
         if value is None or not listed:
@@ -177,31 +179,31 @@ class Call:
         return [front_dim(one, rank) for one in listed]
 
     def has_batch(self, size: Any) -> bool:
-        """Whether a size of a shape is made of the batch size."""
+        """Return whether a size is computed from the batch size."""
         return isinstance(size, torch.SymInt) and self.size in size.node.expr.free_symbols
 
     def is_batch(self, value: Any) -> bool:
-        """Whether a size, or the node that computes it, is the batch size itself."""
+        """Return whether a size, or the node that computes it, is the batch size itself."""
         found = value.meta.get("val") if isinstance(value, fx.Node) else value
         return isinstance(found, torch.SymInt) and bool(found.node.expr == self.size)
 
 
 def front_dim(value: Any, rank: int) -> int:
-    """A dimension counted from the front; anything but a number that is one is an objection."""
+    """Return a dimension counted from the front; raise for anything that is not one."""
     if not isinstance(value, int) or isinstance(value, bool) or not -max(rank, 1) <= value < max(rank, 1):
         object_to(f"{value!r} is no dimension of a tensor with {rank}")
     return value % max(rank, 1)
 
 
 def tensor_nodes(value: Any) -> Iterator[fx.Node]:
-    """The nodes that stand for tensors in an argument, a list of them included."""
+    """Yield the nodes that stand for tensors in an argument, including lists."""
     for one in argument_nodes(value):
         if isinstance(one.meta.get("val"), Tensor | tuple | list):
             yield one
 
 
 def argument_nodes(value: Any) -> Iterator[fx.Node]:
-    """All nodes in an argument, however nested."""
+    """Yield all nodes in an argument, however nested."""
     found: list[fx.Node] = []
     fx.node.map_arg(value, found.append)
     yield from found
@@ -212,17 +214,17 @@ Check = Callable[[Call], Tags]
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of one operation: where its batch may come in, and where it then sits in the result."""
+    """What is known about one operation: where the batch may enter, and where it sits in the result."""
 
     check: Check
     rows: frozenset[str] | None
-    """Arguments in which the batch may sit; None: in every tensor."""
+    """Arguments in which the batch may sit; None for every tensor."""
     sizes: frozenset[str] = frozenset()
-    """Arguments in which the batch size may stand."""
+    """Arguments in which the batch size may appear."""
     positions: frozenset[str] = frozenset()
-    """Arguments in which the positions of the batch may stand."""
+    """Arguments in which positions of the batch may appear."""
     never: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments whose other values are refused always, because a backward pass would not keep examples apart."""
+    """Arguments with their only allowed value; with others the backward pass would mix examples."""
 
 
 RULES: dict[str, Rule] = {}
@@ -232,11 +234,12 @@ RULES: dict[str, Rule] = {}
 def add_rule(
     names: str, *, rows: str | None = None, sizes: str = "", positions: str = "", never: Mapping[str, Any] | None = None
 ) -> Callable[[Check], Check]:
-    """Register a rule for several operations; names and arguments are separated by spaces."""
+    """Return a decorator that registers a rule for several operations; names and arguments are space-separated."""
 
     def register(check: Check) -> Check:
         for name in names.split():
             if name in RULES:
+                # Two rules for one operation would make the proof depend on import order.
                 raise ValueError(f"{name} has two rules")
             RULES[name] = Rule(
                 check,
@@ -259,7 +262,7 @@ FREE_ONLY = frozenset(
     meshgrid.indexing meshgrid.default diag.default diag_embed.default kron.default mv.default tensordot.default
     all.default any.default""".split()
 )
-"""Further operations that may make batch-free values of batch-free values: pure, with a linear backward pass."""
+"""More operations allowed on batch-free values only: pure, with a linear backward pass."""
 
 
 # -- element by element ----------------------------------------------------------------------------------------------
@@ -288,29 +291,31 @@ lift_fresh_copy.default expand_as.default _to_copy.default to.dtype to.dtype_lay
 dropout.default native_dropout.default alpha_dropout.default feature_dropout.default feature_alpha_dropout.default
 bernoulli.default bernoulli.p exponential.default uniform.default normal_functional.default
 """
-"""Each number of the result comes from the numbers at its place alone, or is drawn at random."""
+"""Each number of the result depends only on the numbers at its own position, or is drawn at random."""
 
 FILLING = frozenset(
     """bernoulli.p exponential.default uniform.default normal_functional.default fill.Scalar fill.Tensor
     zero.default""".split()
 )
-"""Operations that write over their first argument without reading it."""
+"""Operations that overwrite their first argument without reading it."""
 
 
 @add_rule(POINTWISE)
 def broadcast_tag(call: Call) -> Tags:
-    """Operands with the batch have it at the same place; a fixed one has length one there."""
+    """Return the tag of a pointwise operation: operands agree on the batch axis, fixed ones have length one there."""
     return broadcast_axis(call, call.tensors(), call.output.dim())
 
 
 def broadcast_axis(call: Call, operands: Sequence[fx.Node], rank: int) -> BatchAxis:
-    """Where the batch sits when these operands are broadcast to so many dimensions."""
+    """Return the batch axis when these operands are broadcast to `rank` dimensions."""
     places = {tag.moved_to(tag.dim + rank - call.rank(one)) for one in operands if (tag := call.tag(one)) is not None}
     if len(places) != 1:
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
     place = places.pop()
     for one in operands:
         dim = place.dim - (rank - call.rank(one))
+        # A fixed tensor along the batch would give every position its own value: swapping two examples would change
+        # results.
         if call.tag(one) is None and dim >= 0 and call.shape(one)[dim] != 1:
             object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
     return place
@@ -322,19 +327,19 @@ def broadcast_axis(call: Call, operands: Sequence[fx.Node], rank: int) -> BatchA
     rows="self",
 )
 def tag_like(call: Call) -> Tags:
-    """A new tensor of the same shape."""
+    """Return the tag of a new tensor of the same shape."""
     return call.axis_of(call["self"])
 
 
 @add_rule("type_as.default to.other", rows="self other")
 def tag_of_self(call: Call) -> Tags:
-    """The second operand only lends its type."""
+    """Return the tag of the first operand; the second only provides its type."""
     return call.tag(call["self"])
 
 
 @add_rule("prelu.default", rows="self")
 def prelu_tag(call: Call) -> Tags:
-    """One slope, or one for each entry of dimension 1."""
+    """Return the tag of PReLU with one slope, or one per entry of dimension 1."""
     tag = call.axis_of(call["self"])
     if tag.dim == 1 and call["weight"].meta["val"].numel() != 1:
         object_to("has one slope for each position in the batch")
@@ -343,13 +348,14 @@ def prelu_tag(call: Call) -> Tags:
 
 @add_rule("bucketize.Tensor", rows="self")
 def bucket_tag(call: Call) -> Tags:
-    """Every number is looked up in fixed boundaries."""
+    """Return the tag of a lookup of every number in fixed boundaries."""
     return call.axis_of(call["self"])
 
 
 @add_rule("one_hot.default", rows="self")
 def one_hot_tag(call: Call) -> Tags:
-    """A new last axis; without a number of classes its length would be the largest of the batch."""
+    """Return the tag of one-hot encoding with a given number of classes."""
+    # Without it, the largest label of the batch would set the width for every example.
     if not isinstance(call["num_classes"], int) or call["num_classes"] <= 0:
         object_to("has as many classes as the largest label of the batch", "give num_classes")
     return call.axis_of(call["self"])
@@ -368,7 +374,7 @@ OWN_AXES = "let it work over the axes of one example"
     rows="self",
 )
 def reduce_tag(call: Call) -> Tags:
-    """Axes of one example disappear, or stay with length one."""
+    """Return the tag of a reduction over axes of one example."""
     tag, rank = call.axis_of(call["self"]), call.rank(call["self"])
     dims = call.dims("dim", rank)
     if tag.dim in dims:
@@ -388,7 +394,7 @@ RULES["var.correction"] = RULES["sum.dim_IntList"]
     rows="self",
 )
 def along_tag(call: Call) -> Tags:
-    """Works along one axis and keeps all of them."""
+    """Return the tag of an operation along one axis of an example that keeps all axes."""
     tag = call.axis_of(call["self"])
     if call.dim("dim", call.rank(call["self"])) == tag.dim:
         object_to(OVER_BATCH, OWN_AXES)
@@ -397,7 +403,7 @@ def along_tag(call: Call) -> Tags:
 
 @add_rule("flip.default roll.default", rows="self")
 def flip_tag(call: Call) -> Tags:
-    """Moves positions along axes of one example."""
+    """Return the tag of an operation that moves positions along axes of one example."""
     tag = call.axis_of(call["self"])
     if tag.dim in call.dims("dims", call.rank(call["self"])):
         object_to("moves examples to other places of the batch", OWN_AXES)
@@ -406,7 +412,7 @@ def flip_tag(call: Call) -> Tags:
 
 @add_rule("cosine_similarity.default", rows="x1 x2")
 def similarity_tag(call: Call) -> Tags:
-    """Broadcasts its operands and reduces one axis."""
+    """Return the tag of a broadcast followed by a reduction of one axis."""
     operands = [call["x1"], call["x2"]]
     rank = max(map(call.rank, operands))
     tag, dim = broadcast_axis(call, operands, rank), call.dim("dim", rank)
@@ -417,7 +423,7 @@ def similarity_tag(call: Call) -> Tags:
 
 @add_rule("tril.default triu.default", rows="self")
 def triangle_tag(call: Call) -> Tags:
-    """Keeps or drops numbers by their place on the last two axes."""
+    """Return the tag of an operation that keeps or drops numbers by position on the last two axes."""
     tag = call.axis_of(call["self"])
     if tag.dim >= call.rank(call["self"]) - 2:
         object_to("depends on the place in the batch", OWN_AXES)
@@ -426,7 +432,7 @@ def triangle_tag(call: Call) -> Tags:
 
 @add_rule("diagonal.default", rows="self")
 def diagonal_tag(call: Call) -> Tags:
-    """Two axes of one example become one, the last."""
+    """Return the tag of a diagonal: two axes of one example become the last axis."""
     tag, rank = call.axis_of(call["self"]), call.rank(call["self"])
     dims = {call.dim("dim1", rank), call.dim("dim2", rank)}
     if tag.dim in dims:
@@ -435,7 +441,7 @@ def diagonal_tag(call: Call) -> Tags:
 
 
 def names_of(tag: Tag) -> str:
-    """A tag in words, for messages."""
+    """Return a tag in words, for messages."""
     match tag:
         case None:
             return "batch-free"

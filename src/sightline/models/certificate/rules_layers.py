@@ -1,4 +1,4 @@
-"""Rules of the operations behind layers: products, convolutions, pooling, normalisation, attention, recurrences."""
+"""Rules of the operations behind layers: products, convolutions, pooling, norms, attention, recurrences."""
 
 from torch import fx
 
@@ -11,7 +11,7 @@ FIRST_AXIS = "let the batch be the first axis"
 
 @add_rule("linear.default", rows="input")
 def linear_tag(call: Call) -> Tags:
-    """Contracts the last axis with fixed weights."""
+    """Return the tag of a contraction of the last axis with fixed weights."""
     tag = call.axis_of(call["input"])
     if tag.dim == call.rank(call["input"]) - 1:
         object_to("sums over the batch", "let the last axis be the features")
@@ -20,7 +20,7 @@ def linear_tag(call: Call) -> Tags:
 
 @add_rule("bilinear.default", rows="input1 input2")
 def bilinear_tag(call: Call) -> Tags:
-    """Contracts the last axes of two operands of the same batch with fixed weights."""
+    """Return the tag of a contraction of two operands of the same batch with fixed weights."""
     tag = call.axis_of(call["input1"])
     if call.axis_of(call["input2"]) != tag or tag.dim == call.rank(call["input1"]) - 1:
         object_to("lets examples meet", FIRST_AXIS)
@@ -28,7 +28,7 @@ def bilinear_tag(call: Call) -> Tags:
 
 
 def product_tag(call: Call, left: fx.Node, right: fx.Node) -> BatchAxis:
-    """(..., n, k) times (..., k, m): no sum over the batch, and no example against another."""
+    """Return the tag of (..., n, k) times (..., k, m), without a sum over the batch or products between examples."""
     rank = call.output.dim()
     first, second = call.tag(left), call.tag(right)
     left_rank, right_rank = call.rank(left), call.rank(right)
@@ -51,7 +51,7 @@ def product_tag(call: Call, left: fx.Node, right: fx.Node) -> BatchAxis:
 
 
 def vector_product_tag(call: Call, first: BatchAxis | None, second: BatchAxis | None, right_rank: int) -> BatchAxis:
-    """A product with a fixed vector: its axis disappears."""
+    """Return the tag of a product with a fixed vector, whose axis disappears."""
     if first is not None and second is None:
         return first
     if second is not None and first is None:
@@ -61,18 +61,18 @@ def vector_product_tag(call: Call, first: BatchAxis | None, second: BatchAxis | 
 
 @add_rule("matmul.default", rows="self other")
 def matmul_tag(call: Call) -> Tags:
-    """A product of matrices, of batches of them, or with a vector."""
+    """Return the tag of a product of matrices, of batches of them, or with a vector."""
     return product_tag(call, call["self"], call["other"])
 
 
 @add_rule("mm.default bmm.default", rows="self mat2")
 def mm_tag(call: Call) -> Tags:
-    """A product of matrices or of batches of them."""
+    """Return the tag of a product of matrices or of batches of them."""
     return product_tag(call, call["self"], call["mat2"])
 
 
 def added_tag(call: Call, place: BatchAxis) -> BatchAxis:
-    """`place`, when what is added to the product has the batch there too or is fixed and not along it."""
+    """Return `place` if what is added has the batch there too, or is fixed and not along it."""
     added = call["self"]
     dim = place.dim - (call.output.dim() - call.rank(added))
     tag = call.tag(added)
@@ -85,18 +85,18 @@ def added_tag(call: Call, place: BatchAxis) -> BatchAxis:
 
 @add_rule("addmm.default", rows="self mat1 mat2")
 def addmm_tag(call: Call) -> Tags:
-    """A product and a sum."""
+    """Return the tag of a product and a sum."""
     return added_tag(call, checked_product(call, "mat1", "mat2"))
 
 
 @add_rule("baddbmm.default", rows="self batch1 batch2")
 def baddbmm_tag(call: Call) -> Tags:
-    """A batched product and a sum."""
+    """Return the tag of a batched product and a sum."""
     return added_tag(call, checked_product(call, "batch1", "batch2"))
 
 
 def checked_product(call: Call, left: str, right: str) -> BatchAxis:
-    """The product's tag; only a sum with the batch, of a fixed product, is an objection."""
+    """Return the product's tag; raise if both factors are fixed."""
     if call.tag(call[left]) is None and call.tag(call[right]) is None:
         object_to("adds a fixed product to the batch", "multiply first, then add")
     return product_tag(call, call[left], call[right])
@@ -104,7 +104,7 @@ def checked_product(call: Call, left: str, right: str) -> BatchAxis:
 
 @add_rule("einsum.default", rows="tensors")
 def einsum_tag(call: Call) -> Tags:
-    """The batch has one letter, the same in every operand that holds it, in no fixed one, and in the result."""
+    """Return the tag of einsum: one batch letter, in every operand with the batch, in no fixed one, in the result."""
     equation = str(call["equation"]).replace(" ", "")
     left, arrow, right = equation.partition("->")
     words, operands = left.split(","), call["tensors"]
@@ -132,18 +132,19 @@ def einsum_tag(call: Call) -> Tags:
     rows="input",
 )
 def convolution_tag(call: Call) -> Tags:
-    """(batch, channels, places...) with fixed kernels; without a batch axis the channels would be the examples."""
+    """Return the tag of a convolution of (batch, channels, positions...) with fixed kernels."""
     tag = call.axis_of(call["input"])
+    # An input without a batch axis is legal in torch: then the examples would be taken for channels and mixed.
     if tag.dim != 0 or call.rank(call["input"]) != call.rank(call["weight"]):
         object_to("takes the batch for channels or places", "give it (batch, channels, ...)")
     return tag
 
 
 def add_places(names: str, count: int, rows: str = "self") -> None:
-    """Register operations that mix the last `count` axes only, and keep all axes."""
+    """Register operations that mix only the last `count` axes and keep all axes."""
 
     def places_tag(call: Call) -> Tags:
-        """Works on the last axes, the places of one example."""
+        """Return the tag of an operation on the last axes of one example."""
         (operand,) = (call[name] for name in rows.split())
         tag = call.axis_of(operand)
         if tag.dim >= call.rank(operand) - count:
@@ -175,7 +176,7 @@ add_places("pixel_shuffle.default pixel_unshuffle.default", 3)
 
 @add_rule("pad.default constant_pad_nd.default", rows="self")
 def pad_tag(call: Call) -> Tags:
-    """Two numbers for each of the last axes."""
+    """Return the tag of padding, two numbers per last axis."""
     tag = call.axis_of(call["self"])
     if tag.dim >= call.rank(call["self"]) - len(call["pad"]) // 2:
         object_to("pads the batch", OWN_AXES)
@@ -184,7 +185,7 @@ def pad_tag(call: Call) -> Tags:
 
 @add_rule("im2col.default", rows="self")
 def patches_tag(call: Call) -> Tags:
-    """(batch, channels, height, width) to patches; three axes would be one example."""
+    """Return the tag of patches of (batch, channels, height, width); three axes would be one example."""
     tag = call.axis_of(call["self"])
     if tag.dim != 0 or call.rank(call["self"]) != 4:
         object_to("takes the batch for channels", "give it (batch, channels, height, width)")
@@ -193,7 +194,7 @@ def patches_tag(call: Call) -> Tags:
 
 @add_rule("channel_shuffle.default", rows="self")
 def channel_shuffle_tag(call: Call) -> Tags:
-    """Reorders dimension 1."""
+    """Return the tag of a shuffle of dimension 1."""
     tag = call.axis_of(call["self"])
     if tag.dim != 0:
         object_to(OVER_BATCH, FIRST_AXIS)
@@ -202,7 +203,7 @@ def channel_shuffle_tag(call: Call) -> Tags:
 
 @add_rule("grid_sampler.default grid_sampler_2d.default", rows="input grid")
 def grid_tag(call: Call) -> Tags:
-    """Each example at places of its own."""
+    """Return the tag of sampling each example at its own positions."""
     tag = call.axis_of(call["input"])
     if tag.dim != 0 or call.axis_of(call["grid"]) != tag:
         object_to("lets examples meet", FIRST_AXIS)
@@ -211,7 +212,7 @@ def grid_tag(call: Call) -> Tags:
 
 @add_rule("affine_grid_generator.default", rows="theta", sizes="size")
 def affine_grid_tag(call: Call) -> Tags:
-    """Places from each example's own transformation."""
+    """Return the tag of positions from each example's own transformation."""
     if call.tag(call["theta"]) != BatchAxis(0) or not call.is_batch(call["size"][0]):
         object_to("lets examples meet", FIRST_AXIS)
     return BatchAxis(0)
@@ -224,7 +225,7 @@ GROUP_NORM = "use torch.nn.GroupNorm or LayerNorm, whose statistics are each exa
 
 @add_rule("layer_norm.default native_layer_norm.default rms_norm.default", rows="input")
 def layer_norm_tag(call: Call) -> Tags:
-    """Statistics over the last axes."""
+    """Return the tag of statistics over the last axes."""
     tag = call.axis_of(call["input"])
     if tag.dim >= call.rank(call["input"]) - len(call["normalized_shape"]):
         object_to("takes statistics over the batch", GROUP_NORM)
@@ -233,7 +234,7 @@ def layer_norm_tag(call: Call) -> Tags:
 
 @add_rule("group_norm.default", rows="input")
 def group_norm_tag(call: Call) -> Tags:
-    """(examples, channels, ...): statistics for each entry of the first axis."""
+    """Return the tag of statistics per entry of the first axis: (examples, channels, ...)."""
     tag = call.axis_of(call["input"])
     if tag.dim != 0:
         object_to("takes statistics over the batch", "give it (batch, channels, ...)")
@@ -242,7 +243,7 @@ def group_norm_tag(call: Call) -> Tags:
 
 @add_rule("instance_norm.default", rows="input")
 def instance_norm_tag(call: Call) -> Tags:
-    """(examples, channels, places...): statistics over the places, none kept."""
+    """Return the tag of statistics over positions, none kept: (examples, channels, positions...)."""
     tag = call.axis_of(call["input"])
     kept = call["running_mean"] is not None or call["running_var"] is not None or call["use_input_stats"] is not True
     if kept or tag.dim != 0 or call.rank(call["input"]) < 3:
@@ -252,7 +253,7 @@ def instance_norm_tag(call: Call) -> Tags:
 
 @add_rule("batch_norm.default _native_batch_norm_legit_no_training.default", rows="input")
 def batch_norm_tag(call: Call) -> Tags:
-    """With fixed statistics it works element by element, one number for each entry of dimension 1; they come back."""
+    """Return the tag of batch norm with fixed statistics: pointwise, one number per entry of dimension 1."""
     tag = call.axis_of(call["input"])
     fixed = call.arguments.get("training", False) is False and None not in (call["running_mean"], call["running_var"])
     if not fixed or tag.dim == 1:
@@ -262,7 +263,7 @@ def batch_norm_tag(call: Call) -> Tags:
 
 @add_rule("_native_batch_norm_legit.no_stats", rows="input")
 def refuse_batch_norm(call: Call) -> Tags:
-    """Statistics of the batch at hand."""
+    """Raise: statistics of the current batch mix examples."""
     object_to("takes statistics over the batch", GROUP_NORM)
 
 
@@ -271,7 +272,7 @@ def refuse_batch_norm(call: Call) -> Tags:
 
 @add_rule("scaled_dot_product_attention.default", rows="query key value attn_mask")
 def attention_tag(call: Call) -> Tags:
-    """Queries, keys and values of the same batch, which is none of the last two axes; a mask is fixed or its own."""
+    """Return the tag of attention within one batch, which is not on the last two axes; a mask is fixed or its own."""
     operands = [call["query"], call["key"], call["value"]]
     rank, tags = call.rank(operands[0]), {call.axis_of(one) for one in operands}
     tag = tags.pop()
@@ -291,7 +292,7 @@ def attention_tag(call: Call) -> Tags:
 
 @add_rule("lstm.input gru.input rnn_tanh.input rnn_relu.input", rows="input hx")
 def recurrence_tag(call: Call) -> Tags:
-    """(batch, time, features) or (time, batch, features), and hidden states (layers, batch, features) of the batch."""
+    """Return the tags of a recurrence over (batch, time, features) or (time, batch, features) and its hidden states."""
     tag = call.axis_of(call["input"])
     hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
     if tag.dim != (0 if call["batch_first"] is True else 1) or call.rank(call["input"]) != 3:
@@ -304,7 +305,7 @@ def recurrence_tag(call: Call) -> Tags:
 
 @add_rule("lstm_cell.default gru_cell.default rnn_tanh_cell.default rnn_relu_cell.default", rows="input hx")
 def cell_tag(call: Call) -> Tags:
-    """One step of a recurrence: (batch, features) and hidden states of the same batch."""
+    """Return the tag of one recurrence step: (batch, features) and hidden states of the same batch."""
     tag = call.axis_of(call["input"])
     hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
     if tag.dim != 0 or call.rank(call["input"]) != 2 or any(call.axis_of(one) != tag for one in hidden):

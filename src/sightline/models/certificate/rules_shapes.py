@@ -1,4 +1,4 @@
-"""Rules of operations that arrange numbers: views, slices, joins, look-ups, and new tensors."""
+"""Rules of operations that rearrange numbers: views, slices, joins, look-ups, and new tensors."""
 
 from math import prod
 
@@ -23,7 +23,7 @@ ENDLESS = 1 << 62
 
 
 def symbolic_dim(call: Call) -> int | None:
-    """The one dimension of the result that is made of the batch size, or None."""
+    """Return the one dimension of the result that depends on the batch size, or None."""
     found = [dim for dim, size in enumerate(call.output.shape) if call.has_batch(size)]
     if len(found) > 1:
         object_to("spreads the batch over several axes", "keep the batch on one axis")
@@ -35,10 +35,10 @@ def symbolic_dim(call: Call) -> int | None:
 
 @add_rule("view.default reshape.default _unsafe_view.default", rows="self", sizes="size shape", positions="self")
 def view_tag(call: Call) -> Tags:
-    """Row-major order stays: the batch may take axes before and after it into its own, or give them back.
+    """Return the tag of a view: the batch axis may merge with its neighbours or be split from them.
 
-    The value is (left, batch, right). A new shape with P numbers before the batch's axis and Q after it cuts at whole
-    examples exactly when P divides left and Q divides right.
+    Row-major order is kept. The value is (left, batch, right). A new shape with P numbers before the batch's axis and Q
+    after it cuts at whole examples exactly when P divides left and Q divides right.
     """
     dim = symbolic_dim(call)
     before = call.tags[call["self"]]
@@ -64,40 +64,40 @@ add_rule("unflatten.int", rows="self", sizes="sizes")(view_tag)
 
 @add_rule("permute.default", rows="self")
 def permute_tag(call: Call) -> Tags:
-    """The axes in another order."""
+    """Return the tag of permuted axes."""
     tag = call.axis_of(call["self"])
     return tag.moved_to(call.dims("dims", call.rank(call["self"])).index(tag.dim))
 
 
 def swap_tag(tag: BatchAxis, first: int, second: int) -> BatchAxis:
-    """Two axes change places."""
+    """Return the tag after two axes are swapped."""
     return tag.moved_to({first: second, second: first}.get(tag.dim, tag.dim))
 
 
 @add_rule("transpose.int", rows="self")
 def transpose_tag(call: Call) -> Tags:
-    """Two axes change places."""
+    """Return the tag after two axes are swapped."""
     rank = call.rank(call["self"])
     return swap_tag(call.axis_of(call["self"]), call.dim("dim0", rank), call.dim("dim1", rank))
 
 
 @add_rule("swapaxes.default", rows="self")
 def swapaxes_tag(call: Call) -> Tags:
-    """Two axes change places."""
+    """Return the tag after two axes are swapped."""
     rank = call.rank(call["self"])
     return swap_tag(call.axis_of(call["self"]), call.dim("axis0", rank), call.dim("axis1", rank))
 
 
 @add_rule("t.default mT.default", rows="self")
 def matrix_transpose_tag(call: Call) -> Tags:
-    """The last two axes change places; `t` leaves a vector as it is."""
+    """Return the tag after the last two axes are swapped; `t` leaves a vector unchanged."""
     rank = call.rank(call["self"])
     return swap_tag(call.axis_of(call["self"]), rank - 2, rank - 1) if rank > 1 else call.axis_of(call["self"])
 
 
 @add_rule("unsqueeze.default", rows="self", positions="self")
 def unsqueeze_tag(call: Call) -> Tags:
-    """A new axis of length one."""
+    """Return the tag with a new axis of length one."""
     found = call.tags[call["self"]]
     dim = call.dim("dim", call.rank(call["self"]) + 1)
     if isinstance(found, BatchPositions):
@@ -108,9 +108,10 @@ def unsqueeze_tag(call: Call) -> Tags:
 
 @add_rule("squeeze.dim squeeze.dims", rows="self")
 def squeeze_tag(call: Call) -> Tags:
-    """Axes of length one go, where they are named and are not the batch's."""
+    """Return the tag without named axes of length one; the batch axis may not be named."""
     tag, shape = call.axis_of(call["self"]), call.shape(call["self"])
     dims = call.dims("dim", len(shape))
+    # The axis would disappear for a batch of one, and only then.
     if tag.dim in dims:
         object_to("would lose the batch axis of a single example", "name another axis")
     return tag.moved_to(tag.dim - sum(dim < tag.dim and shape[dim] == 1 for dim in set(dims)))
@@ -118,7 +119,7 @@ def squeeze_tag(call: Call) -> Tags:
 
 @add_rule("expand.default", rows="self", sizes="size")
 def expand_tag(call: Call) -> Tags:
-    """Axes of length one are repeated; a fixed tensor may get an axis of the batch."""
+    """Return the tag of repeated axes of length one; a fixed tensor may get a batch axis."""
     tag, rank = call.tag(call["self"]), call.rank(call["self"])
     if tag is not None:
         return tag.moved_to(tag.dim + call.output.dim() - rank)
@@ -126,7 +127,7 @@ def expand_tag(call: Call) -> Tags:
 
 
 def new_axis(call: Call) -> BatchAxis | None:
-    """The batch axis of a tensor that is the same, or drawn afresh, for every example."""
+    """Return the batch axis of a tensor that is the same, or drawn independently, for every example."""
     dim = symbolic_dim(call)
     if dim is None and not any(isinstance(call.tags[one], BatchSize) for one in argument_nodes(call["size"])):
         return None
@@ -137,7 +138,7 @@ def new_axis(call: Call) -> BatchAxis | None:
 
 @add_rule("repeat.default", rows="self", sizes="repeats")
 def repeat_tag(call: Call) -> Tags:
-    """The whole tensor again and again: the batch's axis becomes (times, before, batch, after)."""
+    """Return the tag of a repeated tensor: the batch axis becomes (times, before, batch, after)."""
     tag, shape, repeats = call.tag(call["self"]), call.shape(call["self"]), call["repeats"]
     lead = len(repeats) - len(shape)
     if tag is None:
@@ -153,7 +154,7 @@ def repeat_tag(call: Call) -> Tags:
 
 @add_rule("repeat_interleave.self_int", rows="self")
 def interleave_tag(call: Call) -> Tags:
-    """Every entry of an axis several times in a row."""
+    """Return the tag after every entry of an axis is repeated in place."""
     tag, times = call.axis_of(call["self"]), call["repeats"]
     if call["dim"] is None or not isinstance(times, int) or times < 1:
         object_to("flattens the batch with other axes", "name an axis")
@@ -166,7 +167,7 @@ def interleave_tag(call: Call) -> Tags:
 
 @add_rule("select.int", rows="self")
 def select_tag(call: Call) -> Tags:
-    """One entry of an axis of the examples."""
+    """Return the tag after one entry of an example's axis is selected."""
     tag, dim = call.axis_of(call["self"]), call.dim("dim", call.rank(call["self"]))
     if dim == tag.dim:
         object_to("takes one example out of the batch", OWN_AXES)
@@ -174,7 +175,7 @@ def select_tag(call: Call) -> Tags:
 
 
 def takes_all(call: Call, argument: str, dim: int) -> bool:
-    """Whether a slice along the batch's axis takes all of it."""
+    """Return whether a slice along the batch axis takes all of it."""
     end, full = call["end"], call.shape(call[argument])[dim]
     at_end = end is None or (isinstance(end, int) and not isinstance(end, bool) and end >= ENDLESS)
     if isinstance(end, fx.Node) and isinstance(end.meta.get("val"), torch.SymInt):
@@ -185,7 +186,7 @@ def takes_all(call: Call, argument: str, dim: int) -> bool:
 
 @add_rule("slice.Tensor", rows="self", sizes="end", positions="self")
 def slice_tag(call: Call) -> Tags:
-    """A range of an axis of the examples, or all of the batch."""
+    """Return the tag of a range of an example's axis, or of the whole batch."""
     found, dim = call.tags[call["self"]], call.dim("dim", call.rank(call["self"]))
     if found is None:
         object_to("takes as much of a fixed tensor as the batch is large")
@@ -200,7 +201,7 @@ def slice_tag(call: Call) -> Tags:
 
 @add_rule("slice_scatter.default", rows="self src", sizes="end")
 def slice_scatter_tag(call: Call) -> Tags:
-    """Writes over a range of an axis of the examples, or over all of the batch."""
+    """Return the tag after a range of an example's axis, or the whole batch, is overwritten."""
     tag, dim = call.axis_of(call["self"]), call.dim("dim", call.rank(call["self"]))
     if call.axis_of(call["src"]) != tag:
         object_to("writes values of other places of the batch")
@@ -213,7 +214,7 @@ def slice_scatter_tag(call: Call) -> Tags:
 
 @add_rule("select_scatter.default", rows="self src")
 def select_scatter_tag(call: Call) -> Tags:
-    """Writes over one entry of an axis of the examples."""
+    """Return the tag after one entry of an example's axis is overwritten."""
     tag, dim = call.axis_of(call["self"]), call.dim("dim", call.rank(call["self"]))
     if dim == tag.dim or call.axis_of(call["src"]) != tag.moved_to(tag.dim - (dim < tag.dim)):
         object_to("writes over one example, or values of other places of the batch", OWN_AXES)
@@ -223,7 +224,7 @@ def select_scatter_tag(call: Call) -> Tags:
 @add_rule("split.Tensor split.sizes split_with_sizes.default chunk.default unsafe_split.Tensor unsafe_chunk.default "
           "tensor_split.sections tensor_split.indices", rows="self")  # fmt: skip
 def split_tag(call: Call) -> Tags:
-    """Ranges of an axis of the examples."""
+    """Return the tag of ranges of an example's axis."""
     tag = call.axis_of(call["self"])
     if call.dim("dim", call.rank(call["self"])) == tag.dim:
         object_to("splits the batch", OWN_AXES)
@@ -232,13 +233,13 @@ def split_tag(call: Call) -> Tags:
 
 @add_rule("unbind.int", rows="self")
 def unbind_tag(call: Call) -> Tags:
-    """All entries of an axis of the examples."""
+    """Return the tag of all entries of an example's axis."""
     return select_tag(call)
 
 
 @add_rule("unfold.default", rows="self")
 def unfold_tag(call: Call) -> Tags:
-    """Windows along an axis of the examples, as a new last axis."""
+    """Return the tag of windows along an example's axis, as a new last axis."""
     tag = call.axis_of(call["self"])
     if call.dim("dimension", call.rank(call["self"])) == tag.dim:
         object_to("lays windows over the batch", OWN_AXES)
@@ -247,7 +248,7 @@ def unfold_tag(call: Call) -> Tags:
 
 @add_rule("cat.default", rows="tensors")
 def cat_tag(call: Call) -> Tags:
-    """Examples are joined along an axis of their own; nothing fixed is among them."""
+    """Return the tag of values joined along an example's axis, none of them fixed."""
     tags = {call.axis_of(one) for one in call["tensors"]}
     tag = tags.pop()
     if tags:
@@ -259,7 +260,7 @@ def cat_tag(call: Call) -> Tags:
 
 @add_rule("stack.default", rows="tensors")
 def stack_tag(call: Call) -> Tags:
-    """As `cat`, along a new axis."""
+    """Return the tag of values joined along a new axis."""
     tags = {call.axis_of(one) for one in call["tensors"]}
     tag = tags.pop()
     if tags:
@@ -270,7 +271,7 @@ def stack_tag(call: Call) -> Tags:
 
 @add_rule("diff.default", rows="self prepend append")
 def diff_tag(call: Call) -> Tags:
-    """Differences along an axis of the examples."""
+    """Return the tag of differences along an example's axis."""
     tag = call.axis_of(call["self"])
     others = [one for one in (call["prepend"], call["append"]) if one is not None]
     if call.dim("dim", call.rank(call["self"])) == tag.dim or any(call.axis_of(one) != tag for one in others):
@@ -284,19 +285,19 @@ def diff_tag(call: Call) -> Tags:
 @add_rule("zeros.default ones.default full.default rand.default randn.default randint.default randint.low "
           "empty.memory_format", rows="", sizes="size")  # fmt: skip
 def made_tag(call: Call) -> Tags:
-    """The same for every example, or drawn afresh for each."""
+    """Return the tag of a new tensor: the same for every example, or drawn independently for each."""
     return new_axis(call)
 
 
 @add_rule("new_zeros.default new_ones.default new_full.default new_empty.default", rows="self", sizes="size")
 def made_beside_tag(call: Call) -> Tags:
-    """As `zeros`; the tensor beside it only lends its type."""
+    """Return the tag of a new tensor; the tensor it is created from only provides its type."""
     return new_axis(call)
 
 
 @add_rule("arange.default arange.start arange.start_step", rows="", sizes="end")
 def positions_tag(call: Call) -> Tags:
-    """0, 1, ..., batch - 1."""
+    """Return the tag of 0, 1, ..., batch - 1."""
     start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
     counts = isinstance(start, int) and start == 0 and isinstance(step, int) and step == 1
     if not counts or not call.is_batch(call["end"]) or not call.is_batch(call.output.shape[0]):
@@ -311,8 +312,9 @@ ROWS_BY_BATCH = "looks up examples by values of the batch"
 
 @add_rule("index.Tensor", rows="self indices", positions="indices")
 def index_tag(call: Call) -> Tags:
-    """A fixed table at places that examples give; entries of each example; or each example at places of its own."""
+    """Return the tag of a table lookup, of entries of each example, or of each example at its own positions."""
     used = [(dim, one) for dim, one in enumerate(call["indices"]) if one is not None]
+    # A mask selects a data-dependent number of values: the shape of the result would depend on all examples.
     if any(one.meta["val"].dtype not in (torch.int64, torch.int32) for _, one in used):
         object_to("a mask selects as many values as the data say", "use torch.where or multiply by the mask")
     dims = [dim for dim, _ in used]
@@ -331,7 +333,7 @@ def index_tag(call: Call) -> Tags:
 
 
 def table_tag(call: Call, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
-    """A fixed table at places that come from the examples."""
+    """Return the tag of a fixed table at positions that come from the examples."""
     if any(isinstance(call.tags[one], BatchPositions) for one in nodes):
         object_to("looks up a fixed tensor by the place in the batch")
     tag = broadcast_axis(call, nodes, max(map(call.rank, nodes)))
@@ -339,7 +341,7 @@ def table_tag(call: Call, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
 
 
 def own_place_tag(call: Call, found: BatchAxis, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
-    """x[arange(batch), places]: of each example the entries at its own places."""
+    """Return the tag of x[arange(batch), places]: each example at its own positions."""
     first, others = nodes[0], nodes[1:]
     positions, rank = call.tags[first], max(map(call.rank, nodes))
     if found != BatchAxis(0) or dims[0] != 0 or not isinstance(positions, BatchPositions):
@@ -356,7 +358,7 @@ def own_place_tag(call: Call, found: BatchAxis, dims: list[int], nodes: list[fx.
 
 @add_rule("index_select.default", rows="self index")
 def index_select_tag(call: Call) -> Tags:
-    """Entries of an axis of the examples, or of a fixed table by values of the examples."""
+    """Return the tag of entries of an example's axis, or of a fixed table indexed by the examples."""
     tag, chosen = call.tag(call["self"]), call.tag(call["index"])
     dim = call.dim("dim", call.rank(call["self"]))
     if tag is None:
@@ -369,7 +371,7 @@ def index_select_tag(call: Call) -> Tags:
 @add_rule("gather.default scatter.src scatter.value scatter_add.default", rows="self index src",
           never={"sparse_grad": False})  # fmt: skip
 def gather_tag(call: Call) -> Tags:
-    """All operands have the batch at the same place, and entries move along another axis."""
+    """Return the tag of gather and scatter along another axis, with the batch aligned in all operands."""
     operands = [call[name] for name in ("self", "index", "src") if name in call.arguments]
     tags = {call.axis_of(one) for one in operands}
     tag = tags.pop()
@@ -380,5 +382,5 @@ def gather_tag(call: Call) -> Tags:
 
 @add_rule("embedding.default", rows="indices", never={"scale_grad_by_freq": False, "sparse": False})
 def embedding_tag(call: Call) -> Tags:
-    """Rows of a fixed table."""
+    """Return the tag of rows of a fixed table."""
     return call.axis_of(call["indices"])

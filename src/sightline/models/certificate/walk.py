@@ -1,4 +1,4 @@
-"""The walk over an exported graph: every node gets a tag by the rule of its operation, or the proof ends there."""
+"""Walk an exported graph: tag every node by the rule of its operation, or stop with an objection."""
 
 import operator
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 UNWRITTEN = frozenset({"empty.memory_format", "empty_like.default", "new_empty.default"})
-"""Memory as it was found, which may hold other examples: it must be written before it is read."""
+"""Operations that return uninitialised memory, which may hold other examples: it must be written before it is read."""
 
 CHECKS = frozenset({"_assert_tensor_metadata.default"})
-"""Operations that only look at types and shapes."""
+"""Operations that only inspect types and shapes."""
 
 ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg)
-"""What may be done with sizes."""
+"""Operations allowed on sizes."""
 
 FEATURE_WORDS = {
     "wrap_with_set_grad_enabled": "torch.no_grad() or enable_grad() inside forward",
@@ -45,19 +45,20 @@ WITHOUT_REGIONS = "use detach() for values without a gradient, torch.where for c
 
 
 def refuse_regions(graph: fx.Graph) -> None:
-    """Object to parts of a graph that hold graphs of their own, before they are inlined and their mode is lost."""
+    """Raise for parts of a graph that hold subgraphs, before they are inlined and their mode is lost."""
     for node in graph.nodes:
         if node.op in ("placeholder", "output") or isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.op == "get_attr" and isinstance(getattr(graph.owning_module, str(node.target), None), fx.GraphModule):
-            continue  # the body of a region; its call is the node to name
+            # The body of a region; its call is the node to name.
+            continue
         if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
             word = getattr(node.target, "__name__", str(node.target))
             raise_at(node, FEATURE_WORDS.get(word, "a region of its own in the graph"), WITHOUT_REGIONS)
 
 
 class Located(Exception):
-    """An objection with the node at which it was made."""
+    """An objection with the node at which it was raised."""
 
     def __init__(self, node: fx.Node | None, law: str, way_out: str, *, operation: str = "") -> None:
         super().__init__(law)
@@ -65,12 +66,12 @@ class Located(Exception):
 
 
 def raise_at(node: fx.Node | None, law: str, way_out: str) -> NoReturn:
-    """Make an objection at a node."""
+    """Raise an objection at a node."""
     raise Located(node, law, way_out)
 
 
 def batch_symbol(exported: "ExportedProgram") -> Any:
-    """The symbol of the batch size, when it is free: the input's first size, and no other's."""
+    """Return the symbol of the batch size; raise unless it is free and only the input's first size."""
     inputs = [node for node in exported.graph.nodes if node.op == "placeholder" and node.name in user_inputs(exported)]
     if len(inputs) != 1 or not isinstance(inputs[0].meta.get("val"), Tensor):
         raise_at(None, "forward takes more than one tensor", "let forward take one batch")
@@ -78,6 +79,7 @@ def batch_symbol(exported: "ExportedProgram") -> Any:
     symbols = first.node.expr.free_symbols if isinstance(first, torch.SymInt) else set()
     if len(symbols) != 1 or not first.node.expr.is_Symbol or any(isinstance(one, torch.SymInt) for one in others):
         raise_at(None, "its code fixes the batch size", "compute with x.shape[0] as it is given")
+    # A graph valid for some sizes only would need a proof, and a fallback, for the others.
     for limits in exported.range_constraints.values():
         if not (limits.lower <= 2 and limits.upper > 1 << 40):
             raise_at(None, f"its code wants a batch size in {limits}", "let forward take any batch size")
@@ -85,15 +87,15 @@ def batch_symbol(exported: "ExportedProgram") -> Any:
 
 
 def user_inputs(exported: "ExportedProgram") -> set[str]:
-    """The placeholders that are given by the caller."""
+    """Return the placeholders that the caller provides."""
     return {name for name in exported.graph_signature.user_inputs if isinstance(name, str)}
 
 
 def tag_graph(exported: "ExportedProgram") -> dict[fx.Node, Tags]:
-    """The tag of every node; raises `Located` at the first without a proof.
+    """Return the tag of every node; raise `Located` at the first node without a proof.
 
-    Guarantees: by induction over the nodes, what each tag claims (`BatchAxis`) holds; the output is (batch, ...) with
-    row i a function of row i of the input. The tags agree with the symbolic shapes that torch has found by itself.
+    Guarantees: by induction over the nodes, the claim of each tag (`BatchAxis`) holds. The output is (batch, ...) with
+    row i a function of row i of the input. The tags agree with the symbolic shapes that torch inferred.
     """
     refuse_effects(exported)
     size, given = batch_symbol(exported), user_inputs(exported)
@@ -111,14 +113,16 @@ def tag_graph(exported: "ExportedProgram") -> dict[fx.Node, Tags]:
         except Exception as error:
             if isinstance(error, Located):
                 raise
+            # An error inside a rule is an objection too: nothing is certified by accident.
             law = getattr(error, "law", f"its rule failed ({type(error).__name__}: {error})")
             raise Located(node, law, getattr(error, "way_out", "")) from error
     return tags
 
 
 def refuse_effects(exported: "ExportedProgram") -> None:
-    """Object to everything that the graph does besides returning one tensor."""
+    """Raise for anything that the graph does besides returning one tensor."""
     signature = exported.graph_signature
+    # A buffer written in forward carries one example into later passes, where no clip bounds it.
     if signature.buffers_to_mutate:
         changed = ", ".join(sorted(signature.buffers_to_mutate.values()))
         nodes = [node for node in exported.graph.nodes if node.name in signature.buffers_to_mutate]
@@ -134,7 +138,7 @@ def refuse_effects(exported: "ExportedProgram") -> None:
 
 
 def check_output(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> None:
-    """Object unless the result is (batch, ...)."""
+    """Raise unless the result is (batch, ...)."""
     (result,) = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
     found = tags[result] if isinstance(result, fx.Node) else None
     if found != BatchAxis(0):
@@ -143,7 +147,7 @@ def check_output(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> None:
 
 
 def tag_node(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Tags:
-    """The tag of one operation's result."""
+    """Return the tag of one operation's result."""
     if node.op != "call_function":
         object_to(f"{node.op} nodes are outside the proof", WITHOUT_REGIONS)
     if node.target is operator.getitem:
@@ -154,6 +158,7 @@ def tag_node(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Tags:
     if call.name in CHECKS:
         return None
     rule = RULES.get(call.name)
+    # An allow list: an unknown operation is refused, also on batch-free values.
     if node.target._schema.is_mutable or (rule is None and call.name not in FREE_ONLY):  # type: ignore[union-attr]
         object_to("has no rule: it is not known whether it keeps examples apart", "use operations of the white list")
     touched = touches_batch(call, rule)
@@ -169,7 +174,7 @@ def _is_check(node: fx.Node) -> bool:
 
 
 def operation_name(node: fx.Node) -> str:
-    """ "name.overload" of an operation of `torch.ops.aten`; with its namespace where it is of another."""
+    """Return "name.overload" of an ATen operation, with its namespace if it is another one."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__name__", str(target))
@@ -178,7 +183,7 @@ def operation_name(node: fx.Node) -> str:
 
 
 def bind_call(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Call:
-    """The arguments of an operation by name, defaults filled in."""
+    """Return the arguments of an operation by name, defaults included."""
     if not isinstance(node.target, torch._ops.OpOverload):
         object_to("is no operation of torch's", "use operations of the white list")
     arguments: dict[str, Any] = {}
@@ -194,7 +199,7 @@ def bind_call(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Call:
 
 
 def touches_batch(call: Call, rule: Rule | None) -> bool:
-    """Whether the batch comes in through an argument; an objection where the rule does not expect it."""
+    """Return whether the batch enters through an argument; raise where the rule does not expect it."""
     touched = False
     for name, value in call.arguments.items():
         if rule is not None and name in rule.never and value != rule.never[name]:
@@ -207,7 +212,7 @@ def touches_batch(call: Call, rule: Rule | None) -> bool:
 
 
 def expects_tag(tag: Tags, name: str, rule: Rule | None) -> bool:
-    """Whether a tag holds the batch; an objection where it may not stand in this argument."""
+    """Return whether a tag holds the batch; raise if it may not appear in this argument."""
     match tag:
         case None:
             return False
@@ -228,7 +233,7 @@ def expects_tag(tag: Tags, name: str, rule: Rule | None) -> bool:
 
 
 def pick_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
-    """One of several results."""
+    """Return the tag of one of several results."""
     source, place = node.args
     if not isinstance(source, fx.Node) or not isinstance(place, int):
         object_to("picks by something that is no number")
@@ -239,7 +244,7 @@ def pick_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
 
 
 def size_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
-    """A Python number: a size, or arithmetic of sizes; any other would be read from data."""
+    """Return the tag of a Python number: a size or arithmetic of sizes; any other would be read from data."""
     value = node.meta.get("val")
     if not isinstance(value, int | torch.SymInt) or isinstance(value, bool | torch.SymBool):
         object_to("reads a value into Python or computes with the batch size", "stay with tensors")
@@ -251,7 +256,7 @@ def size_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
 
 
 def refuse_unwritten(node: fx.Node) -> None:
-    """Object to memory that is read before it is written."""
+    """Raise if memory is read before it is written."""
     for user in node.users:
         fills = isinstance(user.target, torch._ops.OpOverload) and operation_name(user) in FILLING
         if not fills or user.args[0] is not node or sum(one is node for one in user.all_input_nodes) != 1:
@@ -261,7 +266,8 @@ def refuse_unwritten(node: fx.Node) -> None:
 
 
 def check_shapes(node: fx.Node, found: Tags, size: Any) -> None:
-    """Object when a tag is not what torch's symbolic shapes say: the batch on one axis, (before, batch, after) long."""
+    """Raise if a tag contradicts torch's symbolic shapes: the batch on one axis, (before, batch, after) long."""
+    # A second, independent check: a rule with a wrong axis is caught by the shapes that torch inferred.
     value = node.meta["val"]
     values = list(value) if isinstance(value, tuple | list) else [value]
     tags = list(found) if isinstance(found, tuple) else [found] * len(values)
@@ -275,7 +281,7 @@ def check_shapes(node: fx.Node, found: Tags, size: Any) -> None:
 
 
 def check_shape(value: Tensor, tag: Tag, size: Any) -> None:
-    """As `check_shapes`, for one tensor."""
+    """Raise if a tag contradicts the symbolic shape of one tensor."""
     sizes: list[Any] = list(value.shape)
     symbolic = {dim: one.node.expr for dim, one in enumerate(sizes) if isinstance(one, torch.SymInt)}
     match tag:

@@ -1,1 +1,1 @@
-"""Compiled code of local training and its noise: found, tried out, and never required."""
+"""Optional compiled kernels for local training and its noise: found, probed, never required."""

@@ -1,6 +1,6 @@
-"""How the C sources become a library: the compiler, its flags, and what is built ahead for a wheel.
+"""Compile the C sources into a library: compiler, flags, and the builds that a wheel ships.
 
-Only the standard library is imported: the wheel's build loads this file by itself.
+Imports only the standard library, because the wheel's build loads this file by itself.
 """
 
 import os
@@ -13,25 +13,26 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("linear_kernel.c", "conv_walk.c", "noise.c"))
 
+# An update that is not finite must stay so: it is detected and dropped later. -ffast-math assumes that there is none.
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-shared", "-fPIC")
-"""No -ffast-math: sums may be taken in another order where the source says so, NaN and infinity stay what they are."""
+"""No -ffast-math: sums are reordered only where the source says so, and NaN and infinity keep their meaning."""
 
 NATIVE = ("-march=native",)
-"""What is compiled here is for the processor that is here."""
+"""Code compiled here targets this processor."""
 
 SHIPPED = "kernels"
-"""The folder of a wheel's libraries, beside this file."""
+"""Folder of a wheel's libraries, beside this file."""
 
 X86_LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
     "x86-64": set[str](),
 }
-"""Builds that a wheel for x86-64 holds, best first, and the processor flags that each asks for."""
+"""Builds in a wheel for x86-64, best first, and the processor flags that each needs."""
 
 
 def find_compiler() -> list[str] | None:
-    """$CC, or the first C compiler on the path; a $CC that cannot be read is passed over like one that is not there."""
+    """Return $CC, or the first C compiler on the path, or None; an unparsable $CC counts as unset."""
     try:
         asked = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError:  # an open quote
@@ -42,7 +43,7 @@ def find_compiler() -> list[str] | None:
 def compile_sources(
     compiler: list[str], target: Path, flags: tuple[str, ...], sources: tuple[Path, ...] = SOURCES
 ) -> str:
-    """Write the library to `target`; the compiler's first line when it fails, else an empty text."""
+    """Write the library to `target`; return the compiler's first error line, or an empty string."""
     command = [*compiler, *FLAGS, *flags, "-o", str(target), *map(str, sources), "-lm"]
     try:
         made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,14 +53,14 @@ def compile_sources(
 
 
 def build_levels() -> dict[str, tuple[str, ...]]:
-    """Names and flags of the libraries that a wheel for this machine holds."""
+    """Return names and flags of the libraries that a wheel for this machine holds."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         return {level: (f"-march={level}",) for level in X86_LEVELS}
     return {"baseline": ()}
 
 
 def build_shipped(folder: Path) -> list[Path]:
-    """Compile every level that the compiler knows into the folder; none without a compiler."""
+    """Compile every level that the compiler supports into the folder; return the built paths, [] without a compiler."""
     compiler = find_compiler()
     if compiler is None:
         return []

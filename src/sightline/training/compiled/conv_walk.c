@@ -1,4 +1,4 @@
-/* Local SGD of one small convolutional client, all its steps. kernel_calls.py says what the arguments are.
+/* Local SGD of one small convolutional client, all its steps. kernels.py says what the arguments are.
 
    Every layer is a convolution: a dense layer behind an image has a kernel as large as the image. Images are stored as
    (row, column, channel) with their zero padding around them, weights as (tap, input, output); channels of outputs are

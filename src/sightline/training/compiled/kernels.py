@@ -1,4 +1,4 @@
-"""Clients and noise in compiled code: linear and small convolutional clients in one call, normal numbers."""
+"""Train linear and small convolutional clients in compiled code, one call per client."""
 
 import ctypes
 from collections.abc import Iterator
@@ -35,8 +35,12 @@ from sightline.training.gradients import GradientWorker
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_table, client_rows, shuffled_batches
 
 
+# Clipping of examples is not compiled. These kernels take plain steps, and their result is clipped, summed and noised
+# by the same code as any other update: wrong numbers would cost accuracy, never epsilon. One claim rests on the steps:
+# with `step_norm` no step is longer. The convolutional walk sums that norm in double and scales whatever is not inside
+# the ball, NaN too.
 def check_kernel(model: FlatModel) -> None:
-    """Raise unless the kernel is for this model and there is compiled code here."""
+    """Raise unless the kernel supports this model and compiled code is available."""
     if not model.task.classic:
         law = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
         invalid("local.compiled", True, law, "leave it out")
@@ -47,7 +51,7 @@ def check_kernel(model: FlatModel) -> None:
 
 
 def kernel_library() -> ctypes.CDLL:
-    """The library; raises where there is none."""
+    """Return the library; raise if there is none."""
     library = find_library()
     if isinstance(library, Missing):
         invalid("local.compiled", True, library.reason, library.way_out)
@@ -55,7 +59,7 @@ def kernel_library() -> ctypes.CDLL:
 
 
 def train_compiled(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
-    """One client after the other; a client's end is the same bits whoever else is trained.
+    """Train one linear client after the other; a client's end has the same bits in any cohort.
 
     Guarantees: labels outside the classes are refused before the kernel reads them.
     """
@@ -82,29 +86,31 @@ def _walk_linear_client(walk: StackWalk, end: Tensor, client: int) -> None:
     pointers = [None if part is None else ctypes.c_void_p(part.data_ptr()) for part in parts]
     data = [array_pointer(array) for array in (x, y, batches)]
     kernel_library().sightline_walk(ctypes.byref(settings), *pointers, *terms, *data, len(batches))
-    del kept  # lived until the kernel was done
+    # The kernel reads these tensors by pointer: they must live until it returns.
+    del kept
 
 
 def shard_examples(shard: Shard, model: FlatModel) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Examples and labels as the kernels read them; labels outside the classes and other sizes are refused."""
+    """Return examples and labels as the kernels read them; raise for other shapes and labels outside the classes."""
     if shard.x.shape[1:] != model.input_shape:
         invalid("examples", shard.x.shape[1:], f"{model.name} takes examples of shape {model.input_shape}")
     x = np.ascontiguousarray(shard.x.reshape(len(shard), -1), np.float32)
     y = np.ascontiguousarray(shard.y, np.int64)
+    # C indexes by these labels without a check of its own.
     if y.min() < 0 or y.max() >= model.classes:
         invalid("label", int(y.min() if y.min() < 0 else y.max()), f"labels are 0 to {model.classes - 1}")
     return x, y
 
 
 def term_pointers(descent: Descent) -> tuple[list[ctypes.c_void_p | None], list[Tensor | None]]:
-    """Anchor, linear term and mask as the kernels read them, and the tensors that must live as long."""
+    """Return pointers to anchor, linear term and mask, and the tensors that must outlive them."""
     terms = (descent.anchor, descent.linear, descent.mask)
     kept = [None if term is None else term.to(torch.float32).contiguous() for term in terms]
     return [None if term is None else ctypes.c_void_p(term.data_ptr()) for term in kept], kept
 
 
 def step_table(walk: StackWalk, client: int) -> NDArray[np.int64]:
-    """(steps, b) rows of the client's shard, padded with -1."""
+    """Return (steps, b) rows of the client's shard, padded with -1."""
     examples, steps = len(walk.shards[client]), walk.steps[client]
     if walk.work.batch_size is None:
         return np.tile(np.arange(examples), (steps, 1))
@@ -113,29 +119,29 @@ def step_table(walk: StackWalk, client: int) -> NDArray[np.int64]:
 
 
 MOST_STAGES = 32
-"""As many as the kernel has room for."""
+"""The kernel's limit on layers."""
 
 EXAMPLE_FLOATS = 1 << 18
-"""The most numbers that one example may take in the kernel's memory: larger networks belong to torch's own kernels."""
+"""Most numbers that one example may take in the kernel; larger networks are faster with torch's kernels."""
 
 CHUNK, CHUNK_FLOATS = 16, 1 << 20
-"""Examples that are worked on at once, while they take no more than so many numbers: a matter of the model only."""
+"""Examples computed at once, and their memory limit in numbers; a function of the model only."""
 
 
 class NotWalkable(Exception):
-    """Why a model is no chain for the kernel."""
+    """Why the kernel cannot train a model."""
 
 
 @dataclass(frozen=True, eq=False)
 class WalkKernel:
-    """The compiled walk of one model."""
+    """The compiled training walk of one model."""
 
     library: ctypes.CDLL
     stages: tuple[ConvStage, ...]
     chunk: int
 
     def settings(self, model: FlatModel, work: LocalWork, proximal: float, width: int) -> ConvSettings:
-        """What the kernel is told about the steps."""
+        """Return the kernel's settings for these steps."""
         return ConvSettings(
             len(self.stages), model.classes, model.parameters, width, self.chunk,
             work.learning_rate, work.momentum, work.weight_decay, proximal, work.step_norm or 0.0,
@@ -146,7 +152,7 @@ KERNELS: WeakKeyDictionary[FlatModel, WalkKernel | str] = WeakKeyDictionary()
 
 
 def walk_kernel_for(model: FlatModel) -> WalkKernel | str:
-    """The compiled walk of this model, once it has passed the probe; or why there is none."""
+    """Return the compiled walk of this model if it passes the probe, else the reason why not."""
     if model not in KERNELS:
         KERNELS[model] = _choose_kernel(model)
     return KERNELS[model]
@@ -168,7 +174,7 @@ def _choose_kernel(model: FlatModel) -> WalkKernel | str:
 
 
 def chunk_of(stages: tuple[ConvStage, ...]) -> int:
-    """How many examples are worked on at once; raises for networks that are not small."""
+    """Return how many examples are computed at once; raise `NotWalkable` for large networks."""
     floats, depth = 0, stages[0].channels
     for stage in stages:
         tall, wide = output_size(stage)
@@ -182,13 +188,13 @@ def chunk_of(stages: tuple[ConvStage, ...]) -> int:
 
 
 def output_size(stage: ConvStage) -> tuple[int, int]:
-    """Height and width of a stage's convolution."""
+    """Return height and width of a stage's convolution."""
     tall = (stage.height + 2 * stage.pad_h - stage.kernel_h) // stage.stride_h + 1
     return tall, (stage.width + 2 * stage.pad_w - stage.kernel_w) // stage.stride_w + 1
 
 
 def read_stages(model: FlatModel) -> tuple[ConvStage, ...]:
-    """The stages of a chain; raises `NotWalkable` for anything else."""
+    """Return the stages of a chain; raise `NotWalkable` for anything else."""
     module = model.module()
     if type(module) is not nn.Sequential or len(model.input_shape) != 3:
         raise NotWalkable(f"{model.name} is no chain of layers on images")
@@ -201,7 +207,7 @@ def read_stages(model: FlatModel) -> tuple[ConvStage, ...]:
 
 
 class ChainReader:
-    """The stages of a chain, layer by layer."""
+    """Translation of a chain of layers into stages."""
 
     def __init__(self, model: FlatModel) -> None:
         self.slots: dict[str, Slot] = {slot.name: slot for slot in model.layout}
@@ -210,8 +216,9 @@ class ChainReader:
         self.flat = False
 
     def read_layer(self, name: str, layer: nn.Module) -> None:
-        """Add a layer to the stages."""
-        kind = type(layer)  # not isinstance: a subclass may do something else
+        """Add a layer to the stages; raise `NotWalkable` if the kernel does not support it here."""
+        # Exact types: a subclass may compute something else.
+        kind = type(layer)
         if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and not self.flat:
             self.add_convolution(name, layer)
         elif isinstance(layer, nn.Linear) and kind is nn.Linear and self.flat and layer.in_features == prod(self.size):
@@ -226,7 +233,7 @@ class ChainReader:
             raise NotWalkable(f"{name} ({kind.__name__}) is not what compiled code has at this place")
 
     def add_convolution(self, name: str, layer: nn.Conv2d) -> None:
-        """A plain convolution: no groups, no dilation, zeros around the image."""
+        """Add a plain convolution: no groups, no dilation, zero padding."""
         plain = layer.groups == 1 and size_pair(layer.dilation) == (1, 1) and layer.padding_mode == "zeros"
         if not plain or isinstance(layer.padding, str) or layer.in_channels != self.size[0]:
             raise NotWalkable(f"{name} is not a plain convolution")
@@ -237,7 +244,7 @@ class ChainReader:
         self, name: str, layer: nn.Conv2d | nn.Linear, outputs: int, kernel: tuple[int, int], stride: tuple[int, int],
         padding: tuple[int, int],
     ) -> None:  # fmt: skip
-        """A new stage whose tensors are trained."""
+        """Add a stage with trained tensors."""
         weight, bias = self.slots.get(f"{name}.weight"), self.slots.get(f"{name}.bias")
         if weight is None or (layer.bias is not None and bias is None):
             raise NotWalkable(f"{name} is not trained")
@@ -248,7 +255,7 @@ class ChainReader:
         self.stages.append(stage)
 
     def add_pool(self, layer: nn.MaxPool2d) -> None:
-        """A max pool behind the last stage; ReLU before it is ReLU behind it, as both choose the same pixel."""
+        """Add a max pool to the last stage; ReLU before it becomes ReLU after it, since both select the same pixel."""
         stage = self.stages[-1]
         plain = size_pair(layer.dilation) == (1, 1) and not layer.ceil_mode and not layer.return_indices
         if not plain or stage.pool_h:
@@ -263,7 +270,7 @@ class ChainReader:
         self.size = (self.size[0], tall, wide)
 
     def finish(self, classes: int) -> tuple[ConvStage, ...]:
-        """The stages, when the chain is one from images to the classes' numbers."""
+        """Return the stages; raise `NotWalkable` unless the chain maps images to class logits."""
         ends = self.flat and self.stages and self.size == (classes, 1, 1)
         if not ends or self.stages[-1].after != NOTHING or self.stages[-1].pool_h or len(self.stages) < 2:
             raise NotWalkable("compiled code is for convolutions followed by dense layers, the last without activation")
@@ -273,7 +280,7 @@ class ChainReader:
 
 
 def train_walked(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
-    """One client after the other; a client's end is the same bits whoever else is trained.
+    """Train one convolutional client after the other; a client's end has the same bits in any cohort.
 
     Guarantees: labels outside the classes and examples of another size are refused before the kernel reads them.
     """
@@ -284,7 +291,7 @@ def train_walked(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
 
 
 def walk_clients(kernel: WalkKernel, walk: StackWalk, clients: NDArray[np.intp]) -> Tensor:
-    """The end vectors of these clients."""
+    """Return the end vectors of these clients."""
     ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
     memory: list[NDArray[np.uint8]] = []
     for end, client in zip(ends, clients.tolist(), strict=True):
@@ -296,7 +303,7 @@ def walk_clients(kernel: WalkKernel, walk: StackWalk, clients: NDArray[np.intp])
 def _walk_client(
     kernel: WalkKernel, walk: StackWalk, end: Tensor, client: int, memory: list[NDArray[np.uint8]]
 ) -> None:
-    """Move one client's weights, in place, through all its steps; `memory` is kept from client to client."""
+    """Move one client's weights, in place, through all its steps; `memory` is reused between clients."""
     x, y = shard_examples(walk.shards[client], walk.model)
     batches = step_table(walk, client)
     descent = Descent.begin(walk.work, walk.terms, end, client)
@@ -309,12 +316,14 @@ def _walk_client(
     kernel.library.sightline_conv_walk(
         ctypes.byref(settings), stages, array_pointer(memory[0]), end.data_ptr(), *terms, *data, len(batches)
     )
-    del kept  # lived until the kernel was done
+    # The kernel reads these tensors by pointer: they must live until it returns.
+    del kept
 
 
 def agrees_with_autograd(kernel: WalkKernel, model: FlatModel) -> bool:
-    """Whether a few steps of two probe clients end, tensor by tensor, where autograd's do."""
+    """Return whether a few steps of two probe clients end, tensor by tensor, where autograd's do."""
     x, y = probe_inputs(model, 7).numpy(), probe_targets(model.task, model.classes, 7).numpy()
+    # Momentum, weight decay, a proximal term, a short last batch and a tiny shard: one probe of every branch.
     work = LocalWork(0.05, momentum=0.5, batch_size=3, steps=4, weight_decay=0.01)
     shards, terms = [Shard(x, y), Shard(x[:2], y[:2])], LocalTerms(proximal=0.1)
     start = flatten_module(model.module())

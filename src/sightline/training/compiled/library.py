@@ -1,4 +1,4 @@
-"""The compiled library: shipped with the package or compiled here once, tried on a known job, never required."""
+"""Find or compile the kernel library, probe it in a child process, and load it; it is never required."""
 
 import ctypes
 import hashlib
@@ -35,7 +35,7 @@ Doubles = NDArray[np.float64]
 
 
 class LinearSettings(ctypes.Structure):
-    """The settings of all clients of a linear model."""
+    """C struct: settings of all clients of a linear model."""
 
     _fields_ = (
         ("features", ctypes.c_int64), ("classes", ctypes.c_int64), ("bias", ctypes.c_int64), ("width", ctypes.c_int64),
@@ -45,7 +45,7 @@ class LinearSettings(ctypes.Structure):
 
 
 class ConvSettings(ctypes.Structure):
-    """The settings of all clients of a convolutional chain; `chunk` examples are worked on at once."""
+    """C struct: settings of all clients of a convolutional chain; `chunk` examples are computed at once."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("stages", "classes", "parameters", "width", "chunk")),
@@ -54,11 +54,11 @@ class ConvSettings(ctypes.Structure):
 
 
 NOTHING, RELU, TANH = 0, 1, 2
-"""Activations, as a stage names them."""
+"""Activations of a stage."""
 
 
 class ConvStage(ctypes.Structure):
-    """One convolution and what follows: an activation, a pool, an activation; where its tensors stand in the vector."""
+    """C struct: one convolution, then activation, pool, activation; and its tensors' offsets in the flat vector."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -86,26 +86,26 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def array_pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    """Where an array's numbers begin."""
+    """Return a pointer to an array's data."""
     return ctypes.c_void_p(array.ctypes.data)
 
 
 def cross_entropy(logits: Doubles, y: NDArray[np.int64]) -> float:
-    """The mean over examples of ln sum exp - the label's own."""
+    """Return the mean over examples of ln sum exp(logits) - logit of the label."""
     most = logits.max(1, keepdims=True)
     ends = np.log(np.exp(logits - most).sum(1)) + most[:, 0]
     return float((ends - logits[np.arange(len(y)), y]).mean())
 
 
 def descend_numerically(loss: Callable[[Doubles], float], start: Doubles, rate: float) -> Doubles:
-    """One step against the gradient by central differences."""
+    """Take one gradient step, with the gradient from central differences."""
     shifts = np.eye(len(start)) * 1e-6
     gradient = [(loss(start + shift) - loss(start - shift)) / 2e-6 for shift in shifts]
     return start - rate * np.array(gradient)
 
 
 def try_linear(library: ctypes.CDLL) -> bool:
-    """Whether a step of softmax regression is that of numpy."""
+    """Return whether a step of softmax regression equals numpy's."""
     rng = np.random.default_rng(1)
     x, y, table = rng.standard_normal((3, 5)).astype(np.float32), np.array([0, 2, 1]), np.array([[0, 2, 1, -1]])
     start = rng.standard_normal(18)
@@ -120,7 +120,7 @@ def try_linear(library: ctypes.CDLL) -> bool:
 
 
 def tiny_logits(w: Doubles, x: Doubles) -> Doubles:
-    """A 2x2 convolution of 3x4 images to 3 channels, a 2x2 pool of stride 1, ReLU, and a dense layer to 2 classes."""
+    """Return logits of a tiny network: 2x2 convolution (3 channels), 2x2 pool of stride 1, ReLU, dense layer."""
     patches = np.stack([x[:, i : i + 2, j : j + 3] for i in (0, 1) for j in (0, 1)])
     maps = np.einsum("ok,kbyx->boyx", w[:12].reshape(3, 4), patches) + w[12:15, None, None]
     pooled = np.max([maps[:, :, i : i + 1, j : j + 2] for i in (0, 1) for j in (0, 1)], axis=0)
@@ -129,12 +129,12 @@ def tiny_logits(w: Doubles, x: Doubles) -> Doubles:
 
 
 def tiny_loss(x: Doubles, y: NDArray[np.int64], w: Doubles) -> float:
-    """The mean loss of the tiny network."""
+    """Return the mean loss of the tiny network."""
     return cross_entropy(tiny_logits(w, x), y)
 
 
 def try_conv(library: ctypes.CDLL) -> bool:
-    """Whether two steps of a tiny convolutional client are those of numpy."""
+    """Return whether two steps of a tiny convolutional client equal numpy's."""
     rng = np.random.default_rng(2)
     x, y, table = rng.standard_normal((3, 3, 4)).astype(np.float32), np.array([1, 0, 1]), np.array([[0, 1], [2, -1]])
     stages = (ConvStage * 2)(
@@ -154,7 +154,7 @@ def try_conv(library: ctypes.CDLL) -> bool:
 
 
 def try_normals(library: ctypes.CDLL) -> bool:
-    """Whether normal numbers are those of numpy, also from extreme words."""
+    """Return whether normal numbers equal numpy's, extreme words included."""
     words = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 1001)
     words[:4] = 0, -1, -(2**63), 2**63 - 1
     both = np.empty(2002, np.float32)
@@ -166,22 +166,23 @@ def try_normals(library: ctypes.CDLL) -> bool:
 
 
 def main(path: str) -> int:
-    """0 when every job is right; 3 when one is not."""
+    """Return 0 if every known job is computed correctly, else 3."""
     library = open_library(path)
     return 0 if all(job(library) for job in (try_linear, try_conv, try_normals)) else 3
 
 
+# The child process of `run_probe` runs this file as a script and exits here.
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))
 
 
 PROBE_SECONDS = 120
-"""A child that takes longer says nothing; it is asked again in the next process."""
+"""Time limit of the probe; after a timeout the next process tries again."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why there is no compiled code, and what could be done."""
+    """Why there is no compiled code, and what to do about it."""
 
     reason: str
     way_out: str = "leave it out"
@@ -189,7 +190,7 @@ class Missing:
 
 @cache
 def find_library() -> ctypes.CDLL | Missing:
-    """The library for this processor, the same in the whole process; or why there is none."""
+    """Return the library for this processor, the same one for the whole process, or why there is none."""
     for path in shipped_libraries():
         if not probe_library(path):
             return load_library(path)
@@ -201,23 +202,23 @@ def find_library() -> ctypes.CDLL | Missing:
 
 
 DIGESTS: dict[str, str] = {}
-"""Path of a library that was loaded -> digest of its bytes."""
+"""Path of a loaded library -> digest of its bytes."""
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load a library that was found right."""
+    """Load a library that passed the probe."""
     DIGESTS[str(path)] = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
     return open_library(str(path))
 
 
 def library_digest() -> str | None:
-    """Which build is in use, for records: another one may round differently; None without compiled code."""
+    """Return the digest of the build in use, for records (builds may round differently); None without compiled code."""
     library = find_library()
     return None if isinstance(library, Missing) else DIGESTS[library._name]
 
 
 def shipped_libraries() -> list[Path]:
-    """The wheel's libraries that this processor should be able to run, best first."""
+    """Return the wheel's libraries that this processor should be able to run, best first."""
     known = processor_flags()
     names = [level for level, asked in X86_LEVELS.items() if not known or asked <= known]
     return [path for name in (*names, "baseline") if (path := FOLDER / SHIPPED / f"{name}.so").is_file()]
@@ -225,7 +226,7 @@ def shipped_libraries() -> list[Path]:
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """What the processor says that it can do; empty where the system does not tell."""
+    """Return the processor's reported flags; empty if the system does not report them."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):
@@ -234,9 +235,10 @@ def processor_flags() -> frozenset[str]:
 
 
 def kept_library(compiler: list[str], folder: Path) -> ctypes.CDLL | Missing:
-    """The library in the user's cache; compiled first where it is not there, or is not right any more."""
+    """Return the library from the user's cache, compiled first if it is missing or fails the probe."""
     path = folder / f"kernels-{name_build(compiler)}.so"
     with suppress(OSError):
+        # Twice: a cached file that is corrupt or not ours is removed and compiled again.
         for _ in range(2):
             if not path.is_file() and (missing := write_library(compiler, path)):
                 return missing
@@ -247,7 +249,7 @@ def kept_library(compiler: list[str], folder: Path) -> ctypes.CDLL | Missing:
 
 
 def name_build(compiler: list[str]) -> str:
-    """A digest of everything that decides what the compiler writes."""
+    """Return a digest of everything that determines the compiler's output."""
     digest = hashlib.blake2b(digest_size=16)
     version = b""
     with suppress(OSError):
@@ -259,12 +261,12 @@ def name_build(compiler: list[str]) -> str:
 
 
 def name_processor() -> str:
-    """Kind and abilities of the processor."""
+    """Return kind and flags of the processor."""
     return " ".join([platform.machine(), platform.processor(), *sorted(processor_flags())])
 
 
 def write_library(compiler: list[str], path: Path) -> Missing | None:
-    """Compile to a file that is complete or not there; why it could not be compiled."""
+    """Compile to `path` atomically; return why it could not be compiled, or None."""
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(descriptor)
     made = Path(name)
@@ -280,13 +282,13 @@ def write_library(compiler: list[str], path: Path) -> Missing | None:
 
 
 def compile_native(compiler: list[str], target: Path) -> str:
-    """Compile for this processor, or for any where the compiler does not know how; the first error of the compiler."""
+    """Compile for this processor, or generically if the compiler cannot; return the first compiler error."""
     error = compile_sources(compiler, target, NATIVE)
     return "" if not error or not compile_sources(compiler, target, ()) else error
 
 
 def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
-    """Compile for this process in a folder of its own that is then removed: where nothing can be kept."""
+    """Compile for this process only, in a temporary folder, where nothing can be cached."""
     try:
         place = tempfile.TemporaryDirectory(prefix="sightline-")
     except OSError as refusal:
@@ -306,23 +308,26 @@ def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
 
 
 def kept_folder() -> Path | None:
-    """`sightline/compiled/` in the user's folder of caches.
+    """Return `sightline/compiled/` in the user's cache folder.
 
-    None when the user has no home, the folder cannot be made, or others may write there.
+    Returns None if the user has no home, the folder cannot be created, or others may write there.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
         folder = caches / "sightline" / "compiled"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         real = folder.resolve(strict=True)
+        # A library is loaded only from a folder that no other user can write to, nor any folder above it: write access
+        # there would mean running code as this user.
         safe = is_own(real, leaf=True) and all(is_own(parent, leaf=False) for parent in real.parents)
-    except (OSError, RuntimeError, ValueError):  # Path.home() raises RuntimeError; a NUL in a path, ValueError
+    # Path.home() raises RuntimeError; a NUL in a path raises ValueError.
+    except (OSError, RuntimeError, ValueError):
         return None
     return real if safe and os.access(real, os.W_OK) else None
 
 
 def is_own(path: Path, *, leaf: bool) -> bool:
-    """Whether nobody else may change what is there; above a leaf, a folder where all may write keeps each one's own."""
+    """Return whether no other user can change this path; shared folders with the sticky bit are fine above a leaf."""
     found = path.lstat()
     owners = {os.geteuid()} if leaf else {os.geteuid(), 0}
     shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
@@ -330,7 +335,7 @@ def is_own(path: Path, *, leaf: bool) -> bool:
 
 
 def probe_library(path: Path) -> str:
-    """What is wrong with a library on this processor, or an empty text; asked once and then remembered."""
+    """Return what is wrong with a library on this processor, or an empty string; the outcome is cached."""
     folder = kept_folder()
     try:
         digest = hashlib.blake2b(path.read_bytes() + name_processor().encode(), digest_size=16).hexdigest()
@@ -340,6 +345,7 @@ def probe_library(path: Path) -> str:
     if note is not None and note.is_file() and is_own(note, leaf=True):
         return note.read_text(encoding="utf-8")
     wrong = run_probe(path)
+    # A timeout may be due to load, so it is not cached.
     if note is not None and wrong != SLOW:
         with suppress(OSError):
             made = note.with_suffix(f".{os.getpid()}")
@@ -353,7 +359,9 @@ SLOW = "compiled code was not tried out in time"
 
 
 def run_probe(path: Path) -> str:
-    """Let a child load the library and do its known jobs; what went wrong, or an empty text."""
+    """Load the library and run its known jobs in a child process; return what went wrong, or an empty string."""
+    # A hypervisor may hide instructions that the processor reports, and a file may be corrupt. An illegal instruction
+    # then ends the child, not the run.
     command = [sys.executable, "-I", "-W", "ignore", str(Path(__file__)), str(path)]
     try:
         code = subprocess.run(command, capture_output=True, check=False, timeout=PROBE_SECONDS).returncode
@@ -367,16 +375,16 @@ def run_probe(path: Path) -> str:
 
 
 def noise_missing() -> str | None:
-    """Why there is no compiled noise here; None when there is."""
+    """Return why there is no compiled noise here, or None if there is."""
     library = find_library()
     return library.reason if isinstance(library, Missing) else None
 
 
 def normals_of(words: Tensor) -> Tensor | None:
-    """Two standard normal float32 numbers for each of these int64 words, first all cosines; None without compiled code.
+    """Return two standard normal float32 numbers per int64 word, all cosines first; None without compiled code.
 
-    Guarantees: a function of the words alone, whoever drew them; equal to `draw_gaussian`'s up to float32 rounding,
-    with tails as long; never NaN.
+    Guarantees: a function of the words alone. Equal to `draw_gaussian` up to float32 rounding, with tails as long.
+    Never NaN.
     """
     library = find_library()
     if isinstance(library, Missing):

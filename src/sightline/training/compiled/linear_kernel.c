@@ -1,4 +1,4 @@
-/* Local SGD of one client of softmax regression, all its steps. linear_kernel.py says what the arguments are. */
+/* Local SGD of one client of softmax regression, all its steps. kernels.py says what the arguments are. */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,1 +1,1 @@
-"""Fast paths of local training and per-example clipping, each equal to the readable reference beside it."""
+"""Fast paths of local training and per-example clipping, each equal to the readable reference."""

@@ -1,4 +1,4 @@
-"""Per-example gradients of modules by autograd and hooks on their layers; an LSTM written out for them."""
+"""Per-example gradients by autograd with hooks on layers; LSTMs are unrolled to get them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class DirectionRun:
 
 
 class UnrolledLSTM(nn.Module):
-    """The same numbers as the `nn.LSTM` it is made from, whose parameters it shares.
+    """An LSTM with the same numbers as the `nn.LSTM` it is built from, sharing its parameters.
 
     With gates_t = W_ih x_t + b + W_hh h_{t-1}, the gradient of the product W_ih x_t is the gradient of the gates, and
     with it both weights' gradients are sums over t of outer products. Every run is kept in `runs`.
@@ -39,7 +39,7 @@ class UnrolledLSTM(nn.Module):
         self.runs: list[DirectionRun] = []
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """States of every token (B, T, directions * H), and the last states of every layer and direction."""
+        """Return states of every token (B, T, directions * H), and the last states of every layer and direction."""
         hidden, cells = [], []
         for layer in range(self.lstm.num_layers):
             ways = [f"_l{layer}", f"_l{layer}_reverse"][: 2 if self.lstm.bidirectional else 1]
@@ -50,7 +50,7 @@ class UnrolledLSTM(nn.Module):
         return x, (torch.stack(hidden), torch.stack(cells))
 
     def run(self, x: Tensor, suffix: str) -> tuple[Tensor, Tensor, Tensor]:
-        """One direction of one layer: states in the order of the tokens, last hidden state, last cell."""
+        """Return states in token order, last hidden state and last cell of one direction of one layer."""
         back = suffix.endswith("reverse")
         x = x.flip(1) if back else x
         bias = None
@@ -63,7 +63,7 @@ class UnrolledLSTM(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LSTMStates:
-    """What one direction of an LSTM layer went through: gates before recurrence, states before and after each token."""
+    """States of one direction of an LSTM layer: gates before recurrence, states before and after each token."""
 
     gates: Tensor
     before: Tensor
@@ -75,9 +75,9 @@ class LSTMStates:
 def run_lstm(
     x: Tensor, inputs: Tensor, recurrent: Tensor, bias: Tensor | None, begin: Sequence[Tensor] | None = None
 ) -> LSTMStates:
-    """One direction of one layer over x (B, T, K) from the states `begin` (zero without).
+    """Run one direction of one layer over x (B, T, K) from the states `begin` (zero by default).
 
-    W_ih x + b is computed for all tokens at once, always with a gradient to be read.
+    W_ih x + b is computed for all tokens at once, always with a gradient to read.
     """
     gates: Tensor = x @ inputs.t()
     if bias is not None:
@@ -97,12 +97,12 @@ def run_lstm(
 
 
 def can_unroll(layer: nn.Module) -> bool:
-    """Whether the layer is a plain LSTM over (B, T, K)."""
+    """Return whether the layer is a plain LSTM over (B, T, K)."""
     return type(layer) is nn.LSTM and layer.batch_first and not layer.proj_size and not layer.dropout
 
 
 def unroll_lstms(module: nn.Module) -> None:
-    """Put an unrolled LSTM in the place of every plain one, everywhere below `module`."""
+    """Replace every plain LSTM below `module` with an unrolled one."""
     for name, child in module.named_children():
         if isinstance(child, nn.LSTM) and can_unroll(child):
             setattr(module, name, UnrolledLSTM(child))
@@ -111,18 +111,18 @@ def unroll_lstms(module: nn.Module) -> None:
 
 
 class ClippingRule(ABC):
-    """Keeps one layer's record of one chunk; `gradient` maps parameter names to views of the flat gradient."""
+    """One layer's record of one chunk; `gradient` maps parameter names to views of the flat gradient."""
 
     def __init__(self, layer: nn.Module, gradient: dict[str, Tensor]) -> None:
         self.layer, self.gradient = layer, gradient
 
     @abstractmethod
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Take input and output gradient; give |gradient|^2 of every example for each of this layer's parameters."""
+        """Take input and output gradient; return |gradient|^2 of every example for each of this layer's parameters."""
 
     @abstractmethod
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+        """Zero these examples' records: a factor of zero does not turn NaN into zero."""
 
     @abstractmethod
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
@@ -130,26 +130,26 @@ class ClippingRule(ABC):
 
 
 class AffineRule(ClippingRule):
-    """Linear layers, on vectors (B, K) or sequences (B, ..., K)."""
+    """Rule of linear layers, on vectors (B, K) or sequences (B, ..., K)."""
 
     def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
-        """The affine map's inputs and output gradients as (B, P, K) and (B, P, O)."""
+        """Return the affine map's inputs and output gradients as (B, P, K) and (B, P, O)."""
         batch = len(x)
         return AffineNorms(
             x.reshape(batch, -1, x.shape[-1]), g.reshape(batch, -1, g.shape[-1]), bias="bias" in self.gradient
         )
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Norms from the record."""
+        """Return norms from the record."""
         self.page = self.norms_of(x, g)
         return self.page.norms()
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have."""
+        """Zero these examples' records."""
         self.page.blank(broken)
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
-        """Add the weight's and the bias' clipped sums."""
+        """Add the clipped sums of weight and bias."""
         self.gradient["weight"] += self.as_weight(self.page.weight_sum(factors["weight"]))
         bias = self.page.bias_sum(factors["bias"]) if "bias" in factors else None
         if bias is not None:
@@ -157,39 +157,39 @@ class AffineRule(ClippingRule):
         del self.page
 
     def as_weight(self, total: Tensor) -> Tensor:
-        """(O, K) in the weight's own layout."""
+        """Return (O, K) in the weight's own layout."""
         return total
 
 
 class ConvolutionRule(AffineRule):
-    """Convolutions, as affine maps of their patches."""
+    """Rule of convolutions, as affine maps of their patches."""
 
     layer: nn.Conv2d
 
     def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
-        """Patches and output pixels."""
+        """Return norms of patches and output pixels."""
         how = (size_pair(self.layer.kernel_size), size_pair(self.layer.stride), size_pair(self.layer.padding))
         return AffineNorms(unfold_patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
 
     def as_weight(self, total: Tensor) -> Tensor:
-        """(O, kh, kw, C) -> (O, C, kh, kw)."""
+        """Return (O, kh, kw, C) as (O, C, kh, kw)."""
         size = size_pair(self.layer.kernel_size)
         return total.view(len(total), *size, -1).permute(0, 3, 1, 2)
 
 
 class NormRule(ClippingRule):
-    """GroupNorm and LayerNorm: gradients are small, so they are instantiated."""
+    """Rule of GroupNorm and LayerNorm: gradients are small, so they are instantiated."""
 
     layer: nn.GroupNorm | nn.LayerNorm
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Rows of scale and shift: sum over positions of g times the normalised input, and of g."""
+        """Record rows of scale and shift: sums over positions of g times the normalised input, and of g."""
         self.rows = {"weight": self.sum_positions(g * self.normalise_input(x)), "bias": self.sum_positions(g)}
         self.rows = {name: self.rows[name] for name in self.gradient}
         return {name: square_norms(rows) for name, rows in self.rows.items()}
 
     def normalise_input(self, x: Tensor) -> Tensor:
-        """The input before scale and shift."""
+        """Return the input before scale and shift."""
         if isinstance(self.layer, nn.GroupNorm):
             return functional.group_norm(x, self.layer.num_groups, eps=self.layer.eps)
         return functional.layer_norm(x, list(self.layer.normalized_shape), eps=self.layer.eps)
@@ -201,7 +201,7 @@ class NormRule(ClippingRule):
         return values.reshape(len(values), -1, *self.layer.normalized_shape).sum(1)
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have."""
+        """Zero these examples' rows."""
         self.rows = {
             name: rows.flatten(1).masked_fill(broken[:, None], 0.0).view_as(rows) for name, rows in self.rows.items()
         }
@@ -214,10 +214,10 @@ class NormRule(ClippingRule):
 
 
 class EmbeddingRule(ClippingRule):
-    """Embeddings: |G|^2 = sum over pairs of positions with the same token of g_p . g_q; the sum is a scatter."""
+    """Rule of embeddings: |G|^2 = sum over pairs of positions with equal tokens of g_p . g_q; the sum is a scatter."""
 
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Norms from the Gram matrix of the gradients, masked by equality of tokens."""
+        """Return norms from the Gram matrix of the gradients, masked by equality of tokens."""
         self.tokens, self.g = x.flatten(1), g.flatten(1, -2)
         same = (self.tokens[:, :, None] == self.tokens[:, None, :]).to(g.dtype)
         inner = (torch.bmm(self.g, self.g.transpose(1, 2)) * same).sum((1, 2), dtype=torch.float64).clamp_min(0)
@@ -225,7 +225,7 @@ class EmbeddingRule(ClippingRule):
         return {"weight": inner + slack}
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have."""
+        """Zero these examples' gradients."""
         self.g = self.g.masked_fill(broken[:, None, None], 0.0)
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
@@ -242,7 +242,7 @@ class RecurrentRule:
         self.gradient = gradient
 
     def read(self, run: DirectionRun, g: Tensor) -> Tensor:
-        """|gradient|^2 of every example over both weights and both biases."""
+        """Return |gradient|^2 of every example over both weights and both biases."""
         self.pages = {
             "ih": AffineNorms(run.inputs, g, bias="bias_ih" in self.gradient),
             "hh": AffineNorms(run.before, g, bias="bias_hh" in self.gradient),
@@ -251,7 +251,7 @@ class RecurrentRule:
         return both[0] + both[1]
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have."""
+        """Zero these examples' records."""
         for page in self.pages.values():
             page.blank(broken)
 
@@ -266,7 +266,7 @@ class RecurrentRule:
 
 
 def rule_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], ClippingRule] | None:
-    """The clipping rule for this layer, or None. A subclass may do something else, so types are exact."""
+    """Return the clipping rule for this layer, or None. Types are exact: a subclass may compute something else."""
     kind = type(layer)
     if kind in (nn.GroupNorm, nn.LayerNorm):
         return NormRule
@@ -284,18 +284,19 @@ def rule_for(layer: nn.Module) -> Callable[[nn.Module, dict[str, Tensor]], Clipp
 
 
 RECORD_BYTES = 1 << 27
-"""How much the records of one chunk of examples may take."""
+"""Memory limit for the records of one chunk of examples."""
 
 
 class NoClippingRule(Exception):
-    """This pass cannot be booked: a layer ran twice, or a recorded value was overwritten."""
+    """This pass cannot be recorded: a layer ran twice, or a recorded value was overwritten."""
 
 
 class AutogradWorker(GradientWorker):
-    """Autograd for plain steps, ghost clipping for private ones."""
+    """Worker with autograd for plain steps and ghost clipping for private ones."""
 
     def __init__(self, model: FlatModel) -> None:
         super().__init__(model)
+        # Only gradients of outputs are read: no parameter of the twin needs one.
         self.twin = model.module().requires_grad_(False)
         bind_parameters(self.twin, model.layout, self.weights)
         unroll_lstms(self.twin)
@@ -307,10 +308,11 @@ class AutogradWorker(GradientWorker):
         self.definition: GradientWorker | None = None
 
     def attach_rules(self, gradient: dict[str, Tensor]) -> None:
-        """Give every layer with parameters its clipping rule; raise `NoClippingRule` when one has none."""
+        """Give every layer with parameters its clipping rule; raise `NoClippingRule` if one has none."""
         taken = 0
         for name, layer in self.twin.named_modules():
             if isinstance(getattr(layer, "inplace", None), bool):
+                # An in-place layer would overwrite an input that a rule has recorded.
                 layer.inplace = False
             words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
             if any(tensor_name(name, word) not in gradient for word in words):
@@ -325,11 +327,12 @@ class AutogradWorker(GradientWorker):
                 self.rules[name] = kind(layer, own)
                 layer.register_forward_hook(lambda _, inputs, output, name=name: self.see_layer(name, inputs, output))
                 taken += len(own)
+        # Every parameter needs exactly one rule: one without would be missing from the norm and from the clip.
         if taken != len(self.model.layout):
             raise NoClippingRule("a parameter belongs to no known layer")
 
     def attach_recurrent(self, name: str, layer: UnrolledLSTM, gradient: dict[str, Tensor]) -> int:
-        """One clipping rule per direction and layer of an LSTM."""
+        """Attach one clipping rule per direction and layer of an LSTM; return its number of tensors."""
         words = [word for word, _ in layer.lstm.named_parameters()]
         for suffix in {word.split("_", 2)[2] for word in words}:
             own = {
@@ -341,7 +344,7 @@ class AutogradWorker(GradientWorker):
         return len(words)
 
     def see_layer(self, name: str, inputs: Any, output: Tensor) -> None:
-        """Remember a layer's input and output, and make sure that the output's gradient can be read."""
+        """Keep a layer's input and output, and make sure that the output's gradient can be read."""
         if name in self.seen or len(inputs) != 1:
             raise NoClippingRule(f"layer {name} ran twice or takes more than one input")
         if not output.requires_grad:
@@ -349,7 +352,7 @@ class AutogradWorker(GradientWorker):
         self.seen[name] = (inputs[0].detach(), output, inputs[0]._version)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Ghost clipping where this pass allows it, else the definition; always the definition with several views."""
+        """Write the clipped sum by ghost clipping if this pass allows it and has one view, else by definition."""
         if views > 1:
             self.sum_by_definition(x, y, clip, views)
             return
@@ -370,26 +373,27 @@ class AutogradWorker(GradientWorker):
         self.gradient.copy_(self.definition.gradient)
 
     def most_examples(self, views: int) -> int:
-        """As many as their records take RECORD_BYTES, measured on an example that is nobody's."""
+        """Return how many examples' records fit into RECORD_BYTES, measured on a made-up example."""
         if not self.per_chunk:
             with torch.random.fork_rng(devices=[]):
                 self.per_chunk = max(1, RECORD_BYTES // self.record_bytes())
         return self.per_chunk
 
     def record_bytes(self) -> int:
-        """What the records of one example take."""
+        """Return the size of one example's records."""
         self.output_gradients(probe_inputs(self.model, 1), self.trial_targets())
         ends = [(a, z) for a, z, _ in self.seen.values()]
         kernels = sum(9 * a.numel() if z.dim() == 4 else a.numel() for a, z in ends)
         return 4 * (kernels + 3 * sum(z.numel() for _, z in ends) + min(self.model.parameters, 1 << 22))
 
     def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], int]:
-        """One forward and one backward pass: gradients of all recorded outputs, those of the gates last."""
+        """Run one forward and one backward pass; return gradients of all recorded outputs, gates last."""
         self.seen.clear()
         lstms = {name: layer for name, layer in self.twin.named_modules() if isinstance(layer, UnrolledLSTM)}
         for layer in lstms.values():
             layer.runs.clear()
         loss = self.model.task.losses(self.twin(x), y, "sum")
+        # An in-place overwrite would silently replace the recorded input, and with it the norm.
         if any(a._version != version for a, _, version in self.seen.values()):
             raise NoClippingRule("a layer's input was overwritten")
         self.runs = {(name, run.suffix): run for name, layer in lstms.items() for run in layer.runs}
@@ -399,7 +403,7 @@ class AutogradWorker(GradientWorker):
         return list(torch.autograd.grad(loss, ends)), len(self.seen)
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """One pass; the squared norms of its examples from the rules' records."""
+        """Run one pass and return the squared norms of its examples from the rules' records."""
         self.twin.train(not self.probing)
         gradients, plain = self.output_gradients(x, y)
         norms = [
@@ -430,10 +434,10 @@ class AutogradWorker(GradientWorker):
 
 
 def tensor_name(layer: str, word: str) -> str:
-    """The name of a layer's tensor in the model."""
+    """Return the name of a layer's tensor in the model."""
     return f"{layer}.{word}".lstrip(".")
 
 
 def named_norms(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A layer's norms under the full names of its tensors."""
+    """Return a layer's norms under the full names of its tensors."""
     return {tensor_name(layer, word): square for word, square in norms.items()}

@@ -1,11 +1,11 @@
-"""Chains of hand-written layers in bfloat16: products and convolutions of both passes; sums and weights in float32.
+"""Chains of hand-written layers with bfloat16 products and convolutions; sums and weights stay in float32.
 
-Per-example clipping. What a layer records, the inputs a and the output gradients g of every example, are bfloat16
-numbers. Norms and clipped sums are computed from those very numbers in float32, exactly as `layers.py` does it from
-float32 numbers: what is clipped is what is summed. One thing more is needed. A product of another number of rows is
-added up in another order, and where float32 would move in its last bit a number that is rounded to bfloat16 moves by
-2^-8: one example more or less would move the others' gradients. So every pass has the same shape, filled up with
-zeros, and before the first one it is asked whether the place in a batch changes a single bit (`rows_alike`).
+Per-example clipping: a layer's records, the inputs a and output gradients g of every example, are bfloat16 numbers.
+Norms and clipped sums are computed from those same numbers in float32, as `layers.py` does from float32 numbers: what
+is clipped is what is summed. One more thing is needed. A product of another number of rows is summed in another order,
+and where float32 would change in its last bit, a number rounded to bfloat16 changes by 2^-8: one example more or less
+would change the others' gradients. So every pass has the same shape, filled up with zeros, and before the first pass a
+test checks that the position in a batch does not change a single bit (`rows_alike`).
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ ROWS = 32
 
 
 class HalfAffine(Affine):
-    """What all layers with bfloat16 products share."""
+    """Shared parts of layers with bfloat16 products."""
 
     def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The recorded numbers, as float32."""
+        """Return the recorded numbers as float32."""
         return self.x.float(), g.float()
 
     def half_bias(self) -> Tensor | None:
-        """The bias in bfloat16."""
+        """Return the bias in bfloat16."""
         return None if self.bias is None else self.bias.bfloat16()
 
 
@@ -54,13 +54,13 @@ class HalfDense(HalfAffine, Dense):
     """y = x W^T + b with bfloat16 products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b, in bfloat16."""
+        """Return x W^T + b, in bfloat16."""
         self.x, self.kernel = x.bfloat16(), self.weight.bfloat16()
         bias = self.half_bias()
         return torch.mm(self.x, self.kernel.t()) if bias is None else torch.addmm(bias, self.x, self.kernel.t())
 
     def backward(self, g: Tensor) -> Tensor | None:
-        """g W, and the summed gradients."""
+        """Return g W; write the summed gradients."""
         g = g.bfloat16()
         self.weight_gradient.copy_(torch.mm(g.t(), self.x))
         if self.bias_gradient is not None:
@@ -68,7 +68,7 @@ class HalfDense(HalfAffine, Dense):
         return g @ self.kernel if self.wanted else None
 
     def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """g W of the weights as they were, and a step."""
+        """Return g W for the old weights, and take a step."""
         g = g.bfloat16()
         before = g @ self.kernel if self.wanted else None
         self.weight.add_(torch.mm(g.t(), self.x), alpha=-rate)
@@ -77,7 +77,7 @@ class HalfDense(HalfAffine, Dense):
         return before
 
     def record(self, g: Tensor) -> Tensor | None:
-        """g W, and the record."""
+        """Return g W; keep the record."""
         return super().record(g.bfloat16())
 
 
@@ -85,17 +85,17 @@ class HalfConvolution(HalfAffine, Convolution):
     """A convolution in bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution, in bfloat16."""
+        """Return the convolution, in bfloat16."""
         self.x = x.bfloat16()
         self.kernel = self.weight.to(torch.bfloat16, memory_format=torch.channels_last)
         return torch.conv2d(self.x, self.kernel, self.half_bias(), self.stride, self.padding)
 
     def derive_gradients(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        """(input, weight, bias) gradients in bfloat16, those of them that the mask asks for."""
+        """Return (input, weight, bias) gradients in bfloat16, those that the mask asks for."""
         return super().derive_gradients(g.bfloat16(), mask)
 
     def backward(self, g: Tensor) -> Tensor | None:
-        """The input gradient, and the summed weight and bias gradients."""
+        """Return the input gradient; write the summed weight and bias gradients."""
         before, weight, _ = self.derive_gradients(g, [self.wanted, True, False])
         self.weight_gradient.copy_(weight)
         if self.bias_gradient is not None:
@@ -103,7 +103,7 @@ class HalfConvolution(HalfAffine, Convolution):
         return before
 
     def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """The input gradient; weight and bias move by their gradients."""
+        """Return the input gradient; move weight and bias by their gradients."""
         before, weight, _ = self.derive_gradients(g, [self.wanted, True, False])
         self.weight.add_(weight, alpha=-rate)
         if self.bias is not None:
@@ -111,7 +111,7 @@ class HalfConvolution(HalfAffine, Convolution):
         return before
 
     def patches(self, x: Tensor) -> Tensor:
-        """The patches of a first convolution, for its record alone."""
+        """Return the patches of a first convolution, for its record only."""
         return patches_by_pixel(x, self.size, self.stride, self.padding)
 
 
@@ -137,7 +137,7 @@ HALF: dict[type[Affine], Callable[..., HalfAffine]] = {
 
 
 def half_layer(layer: Layer) -> Layer:
-    """The twin of a layer with bfloat16 products; a layer without weights is its own."""
+    """Return the equivalent of a layer with bfloat16 products; a layer without weights is returned as it is."""
     if not isinstance(layer, Affine):
         return layer
     tensors = (layer.weight, layer.bias, layer.weight_gradient, layer.bias_gradient)
@@ -150,26 +150,26 @@ def half_layer(layer: Layer) -> Layer:
 
 
 class HalfChainWorker(ChainWorker):
-    """A chain in bfloat16 over float32 weights; outputs and losses are float32."""
+    """Worker with a bfloat16 chain over float32 weights; outputs and losses are float32."""
 
     def __init__(self, model: FlatModel, record: str = "unfold") -> None:
         super().__init__(model, record)
         self.layers = [half_layer(layer) for layer in self.layers]
         self.alike: dict[int, bool] = {}
-        """Of numbers of rows: whether every place of a batch computes the same."""
+        """Number of rows -> whether every position of a batch computes the same bits."""
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
-        """The outputs of a batch as float32."""
+        """Return the outputs of a batch as float32."""
         return super().logits(x).float()
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """As `ChainWorker.clipped_sum`; every pass has the same number of rows."""
+        """Write the clipped sum as `ChainWorker` does, with the same number of rows in every pass."""
         self.require_alike(rows_of(views))
         self.passes[views] = OneSize(rows_of(views) // views)
         super().clipped_sum(x, y, clip, views=views)
 
     def require_alike(self, rows: int) -> None:
-        """Raise unless the place of an example among so many rows does not change what it contributes."""
+        """Raise if an example's position among this many rows changes its contribution."""
         if rows not in self.alike:
             self.alike[rows] = rows_alike(self, rows)
         if not self.alike[rows]:
@@ -178,21 +178,21 @@ class HalfChainWorker(ChainWorker):
 
 
 def rows_of(views: int) -> int:
-    """Rows of a private pass, whatever the batch: whole lanes and whole examples."""
+    """Return the rows of a private pass for any batch: whole lanes and whole examples."""
     return lcm(ROWS, views)
 
 
 DRAWS = 4
-"""How many inputs and weights are tried."""
+"""Number of inputs and weights that are tried."""
 LANES = 64
-"""Numbers that an element-wise loop takes at once at the most; what is left over goes through other code."""
+"""Most numbers that an element-wise loop takes at once; the remainder runs through other code."""
 
 
 def rows_alike(worker: HalfChainWorker, rows: int) -> bool:
-    """Whether in passes of so many rows every row computes the same, bit for bit.
+    """Return whether in passes of this many rows every row computes the same bits.
 
-    Every product is given equal rows of large numbers of both signs among small ones: where two rows were added up in
-    another order, their sums would differ in many places. Which order is taken depends on shapes, not on numbers.
+    Every product gets equal rows of large numbers of both signs among small ones: if two rows were summed in another
+    order, their sums would differ in many places. The order depends on shapes, not on numbers.
     """
     kept, generator = worker.weights.clone(), torch.Generator().manual_seed(rows)
     shape = (rows, *worker.model.input_shape)
@@ -203,6 +203,7 @@ def rows_alike(worker: HalfChainWorker, rows: int) -> bool:
             for layer in worker.layers:
                 if isinstance(layer, HalfAffine) and not layer_alike(layer, x, generator):
                     return False
+                # tanh takes another code path for what does not fill a vector register, which may round differently.
                 if isinstance(layer, Tanh) and x.numel() % LANES:
                     return False
                 x = layer.forward(x)
@@ -213,7 +214,7 @@ def rows_alike(worker: HalfChainWorker, rows: int) -> bool:
 
 
 def layer_alike(layer: HalfAffine, like: Tensor, generator: torch.Generator) -> bool:
-    """Whether equal rows have equal outputs and input gradients in one layer."""
+    """Return whether equal rows have equal outputs and input gradients in one layer."""
     y = layer.forward(equal_rows(like, layer.weight[0].numel(), generator))
     before = layer.record(equal_rows(y, layer.weight[:, 0].numel(), generator))
     layer.affine_norms = None
@@ -221,7 +222,7 @@ def layer_alike(layer: HalfAffine, like: Tensor, generator: torch.Generator) -> 
 
 
 def equal_rows(like: Tensor, terms: int, generator: torch.Generator) -> Tensor:
-    """Equal rows in the layout of a tensor: about eight of so many terms are huge and may cancel, the others small."""
+    """Return equal rows in a tensor's layout: about eight terms are huge and may cancel, the others small."""
     one = torch.randn(like.shape[1:], generator=generator)
     huge = HUGE * (torch.randint(0, 2, one.shape, generator=generator) * 2 - 1)
     one = torch.where(torch.rand(one.shape, generator=generator) < min(0.5, 8 / terms), huge, one)

@@ -1,4 +1,4 @@
-"""Chains of layers with gradients by hand: one client's, and fully connected networks of many clients at once."""
+"""Chains of layers with hand-written gradients: of one client, and fully connected networks of many clients."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,11 +18,11 @@ from sightline.training.fast.per_example_norms import outer_squares
 from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 25
-"""How much the records of one chunk of examples may take: they are read again soon and should stay in the cache."""
+"""Memory limit for the records of one chunk: they are read again soon and should stay in the cache."""
 
 
 class ChainWorker(GradientWorker):
-    """A chain of hand-written layers over the worker's flat weights and gradient."""
+    """Worker with a chain of hand-written layers over flat weights and gradient."""
 
     def __init__(self, model: FlatModel, record: str = "unfold") -> None:
         super().__init__(model)
@@ -33,23 +33,23 @@ class ChainWorker(GradientWorker):
         )
 
     def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
-        """Images in channels_last, unless the chain begins by flattening them."""
+        """Return images in channels_last, unless the chain starts by flattening them."""
         tensor = torch.from_numpy(np.ascontiguousarray(x))
         return as_channels_last(tensor) if self.channels_last else tensor
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
-        """The logits of a batch; a chain treats every example apart anyway."""
+        """Return the logits of a batch; a chain always keeps examples apart."""
         for layer in self.layers:
             x = layer.forward(x)
         return x
 
     def record(self, recording: bool) -> None:
-        """Tell the layers whether per-example norms will be asked for."""
+        """Tell the layers whether per-example norms will be needed."""
         for layer in self.layers:
             layer.recording = recording
 
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
-        """Forward, backward, every layer writing its share of `gradient`."""
+        """Write the mean gradient of a batch: forward, backward, each layer writing its share."""
         self.record(False)
         g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
@@ -58,7 +58,7 @@ class ChainWorker(GradientWorker):
             g = layer.backward(g)
 
     def descend(self, x: Tensor, y: Tensor, rate: float) -> None:
-        """A step of plain SGD with the mean gradient of a batch, every layer moving its own weights on the way back."""
+        """Take a step of plain SGD with a batch's mean gradient, each layer moving its weights in the backward pass."""
         self.record(False)
         g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
@@ -67,7 +67,7 @@ class ChainWorker(GradientWorker):
             g = layer.descend(g, rate)
 
     def train_at(self, weights: Tensor) -> None:
-        """Let the layers work on another vector from now on, in place."""
+        """Make the layers work on another vector, in place."""
         self.weights, slots = weights, {slot.name: slot for slot in self.model.layout}
         for layer in self.layers:
             if isinstance(layer, Affine):
@@ -75,12 +75,12 @@ class ChainWorker(GradientWorker):
                 layer.bias = view_slot(slots.get(f"{layer.name}.bias"), weights)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """One forward and one backward pass for some examples at a time; norms and sums from the layers' records."""
+        """Write the clipped sum, one forward and one backward pass per chunk, from the layers' records."""
         self.gradient.zero_()
         self.add_passes(x, y, clip, views)
 
     def most_examples(self, views: int) -> int:
-        """How many examples are worked on at once."""
+        """Return how many examples are computed at once."""
         return max(1, self.per_chunk // views)
 
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
@@ -90,7 +90,7 @@ class ChainWorker(GradientWorker):
             layer.add_clipped(factors, broken)
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """One pass; the squared norms of its examples from the layers' records."""
+        """Run one pass and return the squared norms of its examples from the layers' records."""
         self.record_pass(x, y.repeat_interleave(views, 0), views)
         recording = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in recording:
@@ -98,8 +98,9 @@ class ChainWorker(GradientWorker):
         return [layer.norms() for layer in recording]
 
     def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
-        """One forward and one backward pass, every layer keeping its record."""
+        """Run one forward and one backward pass, with every layer keeping its record."""
         self.record(True)
+        # Dividing by the views here makes the joined record of an example its mean gradient over views.
         g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
         for layer in reversed(self.layers):
             if g is None:
@@ -108,12 +109,12 @@ class ChainWorker(GradientWorker):
 
 
 def has_convolutions(worker: ChainWorker) -> bool:
-    """Whether the chain has convolutions, whose per-example gradients can be recorded in several ways."""
+    """Return whether the chain has convolutions, which have several kinds of records."""
     return any(isinstance(layer, Convolution) for layer in worker.layers)
 
 
 def as_channels_last(x: Tensor) -> Tensor:
-    """The images with channels_last strides, also where one channel makes both orders look alike."""
+    """Return the images with channels_last strides, even if one channel makes both orders look alike."""
     _, channels, height, width = x.shape
     if channels == 1:
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
@@ -123,7 +124,7 @@ def as_channels_last(x: Tensor) -> Tensor:
 def chain_of(
     module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor, record: str = "unfold"
 ) -> list[Layer] | None:
-    """The hand-written layers of a module that is a chain of known ones, else None."""
+    """Return the hand-written layers of a module that is a chain of known layers, else None."""
     if type(module) is not nn.Sequential or not all(parameter.requires_grad for parameter in module.parameters()):
         return None
     slots = {slot.name: slot for slot in layout}
@@ -140,6 +141,7 @@ def chain_of(
         if isinstance(layer, Affine):
             layer.name = name
         layers.append(layer)
+    # Every parameter must belong to exactly one layer of the chain: a shared or stray one would not be clipped.
     complete = sum(len(list(c.parameters())) for _, c in flat_children(module)) == len(layout)
     if not complete or not layers or not isinstance(layers[-1], Affine):
         return None
@@ -147,12 +149,12 @@ def chain_of(
 
 
 def view_slot(slot: Slot | None, flat: Tensor) -> Tensor | None:
-    """The tensor of a slot inside a flat vector."""
+    """Return the tensor of a slot inside a flat vector."""
     return None if slot is None else flat[slot.start : slot.stop].view(slot.shape)
 
 
 def flat_children(module: nn.Sequential, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of nested chains with their full names, in order, identities left out."""
+    """Return the layers of nested chains with their full names, in order, without identities."""
     found: list[tuple[str, nn.Module]] = []
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
@@ -163,7 +165,8 @@ def flat_children(module: nn.Sequential, prefix: str = "") -> list[tuple[str, nn
 
 
 def pools_first(layers: list[Layer]) -> list[Layer]:
-    """The chain with ReLU, max pool turned into max pool, ReLU."""
+    """Return the chain with every (ReLU, max pool) swapped to (max pool, ReLU)."""
+    # Both orders give the same result, and ReLU on the smaller image is cheaper.
     ordered = list(layers)
     for i in range(len(ordered) - 1):
         if isinstance(ordered[i], ReLU) and isinstance(ordered[i + 1], MaxPool):
@@ -172,7 +175,7 @@ def pools_first(layers: list[Layer]) -> list[Layer]:
 
 
 def activations_in_place(layers: list[Layer]) -> list[Layer]:
-    """Let an activation overwrite its input where nobody else needs that input: after an affine layer or a pool."""
+    """Let activations overwrite their input where no other layer needs it: after an affine layer or a pool."""
     for before, layer in pairwise(layers):
         if isinstance(layer, ReLU | Tanh):
             layer.in_place = isinstance(before, Affine | MaxPool)
@@ -180,7 +183,7 @@ def activations_in_place(layers: list[Layer]) -> list[Layer]:
 
 
 def record_bytes(layers: list[Layer], one: Tensor) -> int:
-    """Bytes that one example's records take at most: patches and instantiated gradients of the convolutions."""
+    """Return the most bytes that one example's records take: patches and gradients of the convolutions."""
     total, x = 4 * one.numel(), one
     for layer in layers:
         x = layer.forward(x)
@@ -196,7 +199,7 @@ aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class DenseSlots:
-    """Where one dense layer stands in the flat vector, and the activation after it (None after the last)."""
+    """Position of one dense layer in the flat vector, and its activation (None after the last)."""
 
     weight: Slot
     bias: Slot | None
@@ -204,7 +207,7 @@ class DenseSlots:
 
 
 def dense_slots(model: FlatModel) -> tuple[DenseSlots, ...] | None:
-    """The layers of a model that is a plain fully connected network, else None."""
+    """Return the layers of a plain fully connected network, else None."""
     module = model.module()
     if type(module) is not nn.Sequential:
         return None
@@ -221,7 +224,7 @@ def dense_slots(model: FlatModel) -> tuple[DenseSlots, ...] | None:
 
 
 class Floor:
-    """One dense layer of every client in the stack: views into the (n, d) weights and gradients."""
+    """One dense layer of every stacked client: views into the (n, d) weights and gradients."""
 
     def __init__(self, slots: DenseSlots, weights: Tensor, gradient: Tensor) -> None:
         self.relu = slots.activation is nn.ReLU
@@ -235,7 +238,7 @@ class Floor:
             self.bias_gradient = gradient[:, slots.bias.start : slots.bias.stop]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activation of x W^T + b, client by client."""
+        """Return the activation of x W^T + b, client by client."""
         self.x = x
         y = torch.bmm(x, self.kernel) if self.bias is None else torch.baddbmm(self.bias, x, self.kernel)
         if self.activated:
@@ -244,19 +247,19 @@ class Floor:
         return y
 
     def through_activation(self, g: Tensor) -> Tensor:
-        """The gradient before the activation, from the one after it."""
+        """Return the gradient before the activation from the one after it."""
         back: Tensor = aten.threshold_backward(g, self.y, 0) if self.relu else aten.tanh_backward(g, self.y)
         return back
 
     def write(self, g: Tensor, x: Tensor) -> None:
-        """The summed gradients g^T x and sum g."""
+        """Write the summed gradients g^T x and sum g."""
         torch.bmm(g.transpose(1, 2), x, out=self.weight_gradient)
         if self.bias_gradient is not None:
             torch.sum(g, 1, out=self.bias_gradient)
 
 
 class DenseStack:
-    """The networks of n clients over (n, d) weights; gradients are written to (n, d)."""
+    """Networks of n clients over (n, d) weights; gradients are written to (n, d)."""
 
     def __init__(
         self, layers: tuple[DenseSlots, ...], weights: Tensor, gradient: Tensor, task: Task = CLASSIFICATION
@@ -265,19 +268,19 @@ class DenseStack:
         self.floors = [Floor(slots, weights, gradient) for slots in layers]
 
     def first(self, count: int) -> "DenseStack":
-        """The stack of the first `count` clients, sharing memory with this one."""
+        """Return the stack of the first `count` clients, sharing memory with this one."""
         if count == len(self.weights):
             return self
         return DenseStack(self.layers, self.weights[:count], self.gradient[:count], self.task)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The logits of every client's batch, (n, b, classes)."""
+        """Return the logits of every client's batch, (n, b, classes)."""
         for floor in self.floors:
             x = floor.forward(x)
         return x
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """softmax of the logits, (n, b, classes)."""
+        """Return the softmax of the logits, (n, b, classes)."""
         return torch.softmax(self.logits(x), 2)
 
     def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
@@ -296,27 +299,29 @@ class DenseStack:
                 g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
 
     def loss_gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """(n, b, outputs): the gradient of every example's own loss with respect to its output, for any task."""
+        """Return (n, b, outputs): the gradient of every example's loss with respect to its output, for any task."""
         outputs = self.logits(x)
         return self.task.output_gradient(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(outputs)
 
     def clipped_sums(self, x: Tensor, y: Tensor, present: Tensor, clip_norm: float) -> None:
         """Write each client's sum of clipped per-example gradients; `present` (n, b) is 0 for padding.
 
-        Guarantees: as `Worker.clipped_sum`, for every client on its own.
+        Guarantees: those of `GradientWorker.clipped_sum`, for every client separately.
         """
         errors, squared = self.output_gradients(x, y)
         norms = squared.sqrt_()
+        # `present` zeroes the factors of padding, whose gradients are not zero.
         factors = (clip_factors(norms, clip_norm) * present).unsqueeze(2)
         broken = None if bool((norms <= LARGEST).all()) else ~(norms <= LARGEST).unsqueeze(2)
         for floor, g in zip(self.floors, errors, strict=True):
             if broken is None:
                 floor.write(g * factors, floor.x)
-            else:  # a zero factor does not make a NaN zero
+            # A factor of zero does not turn NaN into zero, so broken rows are blanked.
+            else:
                 floor.write(g.masked_fill(broken, 0.0) * factors, floor.x.masked_fill(broken, 0.0))
 
     def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Every layer's output gradient for each example's own loss, and |gradient|^2 of each example."""
+        """Return every layer's output gradient per example loss, and |gradient|^2 of each example."""
         if self.task.classic:
             p = self.probabilities(x)
             g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))

@@ -1,4 +1,4 @@
-"""What each operation of a certified graph records for the trained values it uses; recurrent layers step by step."""
+"""Clipping rules of the operations in a certified graph; recurrent layers are unrolled step by step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from sightline.training.fast.per_example_norms import OuterProducts, Record, Tab
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """One direction of one layer: the nodes of its tensors (W_ih, W_hh, b_ih, b_hh), those that are trained."""
+    """One direction of one recurrent layer: the nodes of its tensors (W_ih, W_hh, b_ih, b_hh)."""
 
     site: Site
     nodes: Sequence[fx.Node]
 
     def use(self, place: int, record: Any) -> Iterable[Use]:
-        """The record of one of its tensors; nothing for one that is fixed or absent."""
+        """Return the record of one of its tensors; nothing for one that is fixed or absent."""
         node = self.nodes[place] if place < len(self.nodes) else None
         return [(node, record)] if node is not None and node in self.site.trained else []
 
@@ -33,21 +33,22 @@ Walk = Callable[[Direction, Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[T
 
 @add_site("lstm.input")
 def lstm_site(site: Site) -> Callable[..., Any]:
-    """An LSTM of several layers and directions."""
+    """Return the rule of an LSTM with any number of layers and directions."""
     return unrolled_site(site, walk_lstm, states=2)
 
 
 @add_site("gru.input")
 def gru_site(site: Site) -> Callable[..., Any]:
-    """A GRU of several layers and directions."""
+    """Return the rule of a GRU with any number of layers and directions."""
     return unrolled_site(site, walk_gru, states=1)
 
 
 def unrolled_site(site: Site, walk: Walk, *, states: int) -> Callable[..., Any]:
-    """The layers one after the other, their directions beside each other; `states`: h, or h and c."""
+    """Return a run of all layers in order with their directions; `states` is 1 for h, 2 for h and c."""
     nodes, width = site.nodes["params"], 4 if site.nodes["has_biases"] else 2
     count = site.nodes["num_layers"] * (2 if site.nodes["bidirectional"] else 1)
     first = bool(site.nodes["batch_first"])
+    # Refuse what the unrolled loop does not cover: the caller then differentiates one example at a time.
     if site.is_trained("input") or len(nodes) != count * width or site.axis != BatchAxis(0 if first else 1):
         raise NoClippingRule(f"no clipping rule for this {site.node.target}")
     ways = count // site.nodes["num_layers"]
@@ -77,7 +78,7 @@ def unrolled_site(site: Site, walk: Walk, *, states: int) -> Callable[..., Any]:
 def walk_lstm(
     direction: Direction, x: Tensor, tensors: Sequence[Tensor], begin: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """One direction of an LSTM layer, as `AutogradWorker` runs it."""
+    """Run one direction of an LSTM layer, as `AutogradWorker` does."""
     bias = tensors[2] + tensors[3] if len(tensors) == 4 else None
     ran = run_lstm(x, tensors[0], tensors[1], bias, begin)
 
@@ -92,7 +93,7 @@ def walk_lstm(
 
 
 def walk_gru(direction: Direction, x: Tensor, tensors: Sequence[Tensor], begin: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """One direction of a GRU layer: r, z = sigmoid(i + s), n = tanh(i_n + r s_n), h' = (1 - z) n + z h."""
+    """Run one direction of a GRU layer: r, z = sigmoid(i + s), n = tanh(i_n + r s_n), h' = (1 - z) n + z h."""
     tape, (h,) = direction.site.tape, begin
     inner = functional.linear(x, tensors[0], tensors[2] if len(tensors) == 4 else None)
 
@@ -123,7 +124,7 @@ Run = Callable[..., Any]
 
 
 def kept_site(site: Site, uses: Callable[[dict[str, Any], Tensor], Iterable[Use]]) -> Run:
-    """Run the operation, keep its output, and record `uses(arguments, gradient of the output)`."""
+    """Return a run of the operation that keeps its output and records `uses(arguments, output gradient)`."""
 
     def run(**given: Any) -> Tensor:
         fixed = {name: one.detach() if isinstance(one, Tensor) else one for name, one in given.items()}
@@ -133,7 +134,7 @@ def kept_site(site: Site, uses: Callable[[dict[str, Any], Tensor], Iterable[Use]
 
 
 def need_fixed(site: Site, *names: str) -> None:
-    """Raise unless these arguments are no trained values."""
+    """Raise if any of these arguments is a trained value."""
     for name in names:
         if site.is_trained(name):
             raise NoClippingRule(f"no clipping rule for a trained {name} in {site.node.target}")
@@ -144,7 +145,7 @@ def need_fixed(site: Site, *names: str) -> None:
 
 @add_site("linear")
 def linear_site(site: Site) -> Run:
-    """x W^T + b: outer products at every position; packed projections of attention are this too."""
+    """Return the rule of x W^T + b: outer products at every position, packed attention projections included."""
     need_fixed(site, "input")
 
     def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
@@ -157,7 +158,7 @@ def linear_site(site: Site) -> Run:
 
 @add_site("addmm")
 def addmm_site(site: Site) -> Run:
-    """beta b + alpha x W."""
+    """Return the rule of beta b + alpha x W."""
     need_fixed(site, "mat1")
     if site.axis_of("mat1") is None:
         raise NoClippingRule("no clipping rule for a trained first factor in aten.addmm")
@@ -174,7 +175,7 @@ def addmm_site(site: Site) -> Run:
 
 
 def sum_to_shape(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Rows (B, O) of a bias that is a vector, a row, or one number for all."""
+    """Return rows (B, O) of a bias that is a vector, a row, or one number for all."""
     if shape and shape[-1] == rows.shape[1]:
         return rows.reshape(len(rows), *shape)
     return rows.sum(1).reshape(len(rows), *shape)
@@ -182,7 +183,7 @@ def sum_to_shape(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @add_site("mm matmul bmm")
 def product_site(site: Site) -> Run:
-    """A product of a batch with a trained matrix, from either side."""
+    """Return the rule of a product of a batch with a trained matrix, from either side."""
     left, right = [name for name in site.nodes if name in ("self", "mat2", "other", "tensor1", "tensor2")][:2]
     if site.is_trained(left):
         return left_product(site, left, right)
@@ -202,7 +203,7 @@ def product_site(site: Site) -> Run:
 
 
 def left_product(site: Site, left: str, right: str) -> Run:
-    """W x: the transposed product x^T W^T."""
+    """Return the rule of W x, as the transposed product x^T W^T."""
     axis = site.axis_of(right)
     if site.nodes[left].meta["val"].dim() != 2 or site.nodes[right].meta["val"].dim() < 2 or axis is None:
         return batched_product(site, right, left)
@@ -216,13 +217,13 @@ def left_product(site: Site, left: str, right: str) -> Run:
 
 
 def turn_axis(axis: BatchAxis, rank: int) -> BatchAxis:
-    """Where the batch is after the last two axes have been swapped."""
+    """Return the batch axis after the last two axes are swapped."""
     last = {rank - 1: rank - 2, rank - 2: rank - 1}
     return BatchAxis(last.get(axis.dim, axis.dim), axis.before, axis.after)
 
 
 def batched_product(site: Site, batch: str, weight: str) -> Run:
-    """A stack of matrices: spread over the batch where it is one of the stack's axes, else outer products of each."""
+    """Return the rule of a stack of matrices: spread over the batch if it is a stack axis, else outer products."""
     if site.axis.dim < site.rank - 2:
         return spread_site(site)
     stack, axis = site.nodes[weight].meta["val"], site.axis_of(batch)
@@ -245,7 +246,7 @@ def batched_product(site: Site, batch: str, weight: str) -> Run:
 
 @add_site("embedding")
 def embedding_site(site: Site) -> Run:
-    """Rows of a table at the tokens of every example."""
+    """Return the rule of a table lookup at the tokens of every example."""
     axis, padding = site.axis_of("indices"), site.nodes["padding_idx"]
     if axis is None or site.nodes["scale_grad_by_freq"] or site.nodes["sparse"]:
         raise NoClippingRule("no clipping rule for this lookup")
@@ -253,6 +254,7 @@ def embedding_site(site: Site) -> Run:
     def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
         tokens = examples_first(given["indices"], axis, site.tape.batch).reshape(site.tape.batch, -1)
         g = site.positions(g)
+        # torch gives the padding row no gradient, so neither does the record.
         if padding >= 0:
             g = torch.where((tokens == padding)[..., None], torch.zeros_like(g), g)
         yield from site.use("weight", TableRows(tokens, g))
@@ -262,7 +264,7 @@ def embedding_site(site: Site) -> Run:
 
 @add_site("index.Tensor index_select")
 def index_site(site: Site) -> Run:
-    """table[tokens], as somebody writes it by hand."""
+    """Return the rule of a hand-written lookup, table[tokens]."""
     listed = site.nodes.get("indices")
     name = "index" if listed is None else "indices"
     node = site.nodes["index"] if listed is None else listed[0]
@@ -275,6 +277,7 @@ def index_site(site: Site) -> Run:
     def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
         index = given[name] if listed is None else given[name][0]
         tokens = examples_first(index, axis, site.tape.batch).reshape(site.tape.batch, -1)
+        # Negative indices count from the end of the table.
         tokens = torch.where(tokens < 0, tokens + table.shape[0], tokens)
         yield from site.use("self", TableRows(tokens, site.positions(g)))
 
@@ -286,7 +289,7 @@ def index_site(site: Site) -> Run:
 
 @add_site("layer_norm rms_norm")
 def layer_norm_site(site: Site) -> Run:
-    """Scale and shift over the last axes."""
+    """Return the rule of scale and shift over the last axes."""
     need_fixed(site, "input")
 
     def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
@@ -308,7 +311,7 @@ def layer_norm_site(site: Site) -> Run:
 
 @add_site("group_norm instance_norm")
 def channel_norm_site(site: Site) -> Run:
-    """Scale and shift of every channel."""
+    """Return the rule of scale and shift per channel."""
     need_fixed(site, "input")
     if site.axis != BatchAxis(0):
         raise NoClippingRule(f"no clipping rule for {site.node.target} with the batch on another axis than the first")
@@ -330,7 +333,7 @@ def channel_norm_site(site: Site) -> Run:
 
 @add_site("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
 def convolution_site(site: Site) -> Run:
-    """Gradients by one grouped convolution, or outer products of patches where Gram matrices are cheaper."""
+    """Return the rule of a convolution: one grouped convolution, or patches where Gram matrices are cheaper."""
     need_fixed(site, "input")
     weight = site.nodes["weight"].meta["val"]
     kernel = tuple(weight.shape[2:])
@@ -355,12 +358,12 @@ def convolution_site(site: Site) -> Run:
 
 
 def kernel_size(weight: Tensor) -> int:
-    """Numbers of one output channel's kernel."""
+    """Return the size of one output channel's kernel."""
     return int(weight[0].numel())
 
 
 def convolution_settings(site: Site, kernel: tuple[int, ...]) -> dict[str, Any]:
-    """Stride, padding, dilation, output padding as lists, groups, and whether it is transposed."""
+    """Return stride, padding, dilation and output padding as lists, groups, and whether it is transposed."""
     given, axes = site.nodes, len(kernel)
     transposed = bool(given.get("transposed", "output_padding" in given))
     spread = {name: one_each(given.get(name, 0), axes) for name in ("stride", "dilation", "output_padding")}
@@ -374,13 +377,13 @@ def convolution_settings(site: Site, kernel: tuple[int, ...]) -> dict[str, Any]:
 
 
 def one_each(value: int | list[int] | tuple[int, ...], axes: int) -> list[int]:
-    """One number for every axis."""
+    """Return one number per axis."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     return listed * axes if len(listed) == 1 else listed
 
 
 def kernel_rows(x: Tensor, g: Tensor, shape: tuple[int, ...], how: dict[str, Any]) -> Tensor:
-    """(B, *weight): all examples as groups of one convolution, whose weight's gradient is asked for."""
+    """Return (B, *weight) gradients: all examples as groups of one convolution."""
     batch = len(x)
     rows: Tensor = torch.ops.aten.convolution_backward(
         g.contiguous().view(1, batch * g.shape[1], *g.shape[2:]),
@@ -409,7 +412,7 @@ clamp_min clamp_max expand expand_as hypot logaddexp logaddexp2 copysign xlogy h
 
 @add_site(SPREADING)
 def spread_site(site: Site) -> Run:
-    """A trained value broadcast against a batch: repeated for every example, so that autograd keeps them apart."""
+    """Return the rule of a trained value broadcast against a batch: repeated per example, kept apart by autograd."""
     names, axis, rank = site.trained_names(), site.axis, site.rank
     if len(names) != len(site.trained):
         raise NoClippingRule(f"no clipping rule for a list of trained values in {site.node.target}")
@@ -423,7 +426,7 @@ def spread_site(site: Site) -> Run:
 
 
 def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: int) -> Tensor:
-    """The value once for every example along the batch axis, kept on the tape."""
+    """Return the value repeated for every example along the batch axis, kept on the tape."""
     batch, shape = site.tape.batch, tuple(value.shape)
     whole = [1] * (rank - value.dim()) + list(shape)
     whole[axis.dim] = batch * axis.before * axis.after
@@ -440,7 +443,7 @@ def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: in
 
 @add_site("einsum")
 def einsum_site(site: Site) -> Run:
-    """A trained operand gets the batch's letter and is repeated for every example."""
+    """Return the rule of einsum: a trained operand gets the batch's letter and is repeated per example."""
     inputs, arrow, result = site.nodes["equation"].replace(" ", "").partition("->")
     terms, operands = inputs.split(","), site.nodes["tensors"]
     letters = {
@@ -467,7 +470,7 @@ def einsum_site(site: Site) -> Run:
 
 @add_site("scaled_dot_product_attention")
 def attention_site(site: Site) -> Run:
-    """A trained bias of the scores; trained queries, keys or values are spread as well."""
+    """Return the rule of attention with a trained bias of the scores, or trained queries, keys or values."""
     if site.axis.dim >= site.rank - 2:
         raise NoClippingRule("no clipping rule for attention over the batch")
     return spread_site(site)
@@ -475,7 +478,7 @@ def attention_site(site: Site) -> Run:
 
 @add_site("prelu")
 def prelu_site(site: Site) -> Run:
-    """One slope, or one for each channel."""
+    """Return the rule of PReLU with one slope, or one per channel."""
     need_fixed(site, "self")
     axis, rank = site.axis, site.rank
     if axis.dim == 1:

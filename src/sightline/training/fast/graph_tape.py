@@ -1,14 +1,15 @@
-"""A certified graph rewritten for ghost clipping: one backward pass, and every use of a trained tensor recorded.
+"""Rewrite a certified graph for ghost clipping: one backward pass that records every use of a trained tensor.
 
-Every value of a certified graph holds the batch on a known axis or is batch-free. A trained tensor is batch-free, so
-is what is made of trained tensors alone (a weight-normed matrix, merged LoRA factors): call these *trained values*. A
-gradient can only reach them where a node takes one of them and gives a value with the batch: a *site*. The rewritten
-graph runs each site with its trained values detached and keeps the site's output; autograd then gives the gradients of
-all these outputs at once, and each site's rule (`graph_rules`, `graph_recurrent`) turns input and output gradient into
-the records of `graph_records`. No gradient of a weight is ever summed over the batch.
+Every value of a certified graph holds the batch on a known axis or is batch-free. A trained tensor is batch-free, and
+so is what is computed from trained tensors alone (a weight-normed matrix, merged LoRA factors): these are *trained
+values*. A gradient can only reach them where a node takes one of them and returns a value with the batch: a *site*. The
+rewritten graph runs each site with its trained values detached and keeps the site's output. Autograd then gives the
+gradients of all these outputs at once, and each site's rule (`graph_rules`) turns input and output gradient into the
+records of `per_example_norms`. No gradient of a weight is ever summed over the batch.
 
-A trained value that is no tensor of the model has its gradients instantiated in its own space and carried on to the
-tensors it was made of by its own autograd graph, example by example (`torch.autograd.grad(is_grads_batched=True)`).
+For a trained value that is not itself a tensor of the model, gradients are instantiated in its own space and carried on
+to the tensors it was computed from by its own autograd graph, example by example
+(`torch.autograd.grad(is_grads_batched=True)`).
 """
 
 import operator
@@ -26,7 +27,7 @@ from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.per_example_norms import OuterProducts, Record, TableRows, instantiate_rows, join_views
 
 Given = dict[str, Any]
-"""The arguments of an operation by the names of its schema."""
+"""Arguments of an operation by the names of its schema."""
 Use = tuple[fx.Node, Record]
 """A trained value and what one of its sites recorded for it."""
 Reader = Callable[[Tensor], Iterable[Use]]
@@ -42,29 +43,29 @@ WITHOUT_DROPOUT: dict[str, tuple[str, Any]] = {
     "lstm": ("dropout", 0.0),
     "gru": ("dropout", 0.0),
 }
-"""The argument of an operation that turns its dropout off."""
+"""Operation -> the argument that turns its dropout off."""
 
 
 @dataclass(eq=False)
 class Tape:
-    """What one pass of a chunk leaves behind."""
+    """Outputs, readers and values of one pass of a chunk."""
 
     batch: int = 0
     outputs: list[Tensor] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     values: dict[fx.Node, Tensor] = field(default_factory=dict)
-    """Trained values that are no tensors of the model, with their autograd graph."""
+    """Trained values that are not tensors of the model, with their autograd graph."""
     lookups: dict[fx.Node, Tensor] = field(default_factory=dict)
     """The fixed tokens at which a table was looked up."""
 
     def begin(self, batch: int) -> None:
-        """Forget the last pass."""
+        """Drop the last pass."""
         self.batch = batch
         for kept in (self.outputs, self.readers, self.values, self.lookups):
             kept.clear()
 
     def keep(self, output: Tensor, reader: Reader) -> Tensor:
-        """Remember a site's output, of which a gradient is wanted, and what to do with it."""
+        """Keep a site's output, whose gradient is needed, with its reader; return the output."""
         if not output.requires_grad:
             output.requires_grad_()
         self.outputs.append(output)
@@ -74,7 +75,7 @@ class Tape:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A node that takes trained values and gives a value with the batch."""
+    """A node that takes trained values and returns a value with the batch."""
 
     tape: Tape
     node: fx.Node
@@ -85,7 +86,7 @@ class Site:
 
     @property
     def axis(self) -> BatchAxis:
-        """Where the batch sits in the (first) output."""
+        """The batch axis of the (first) output."""
         found = self.axes[self.node]
         found = found[0] if isinstance(found, tuple) else found
         if not isinstance(found, BatchAxis):
@@ -94,47 +95,47 @@ class Site:
 
     @property
     def rank(self) -> int:
-        """How many dimensions the output has."""
+        """The number of dimensions of the output."""
         return int(self.node.meta["val"].dim())
 
     def axis_of(self, name: str) -> BatchAxis | None:
-        """Where the batch sits in an argument; None: nowhere."""
+        """Return the batch axis of an argument, or None."""
         one = self.nodes[name]
         found = self.axes.get(one) if isinstance(one, fx.Node) else None
         return found if isinstance(found, BatchAxis) else None
 
     def is_trained(self, name: str) -> bool:
-        """Whether this argument is a trained value."""
+        """Return whether this argument is a trained value."""
         return isinstance(self.nodes[name], fx.Node) and self.nodes[name] in self.trained
 
     def trained_names(self) -> list[str]:
-        """The arguments that are trained values; those inside a list are not among them."""
+        """Return the arguments that are trained values, without those inside lists."""
         return [name for name in self.nodes if self.is_trained(name)]
 
     def call(self, given: Given) -> Any:
-        """The operation with its trained values detached."""
+        """Run the operation with its trained values detached."""
         own = self.trained_names()
         fixed = {name: one.detach() if name in own else one for name, one in given.items()}
         return self.node.target(**fixed)  # type: ignore[operator]
 
     def use(self, name: str, record: Record) -> Iterable[Use]:
-        """The record of a trained argument; nothing for one that is fixed."""
+        """Return the record of a trained argument; nothing for a fixed one."""
         return [(self.nodes[name], record)] if self.is_trained(name) else []
 
     def positions(self, value: Tensor, axis: BatchAxis | None = None) -> Tensor:
-        """(..., K) -> (B, P, K)."""
+        """Return (..., K) as (B, P, K)."""
         return positions_of(value, axis or self.axis, self.tape.batch)
 
 
 def examples_first(value: Tensor, axis: BatchAxis, batch: int) -> Tensor:
-    """The batch as the first axis: (B, the axes in front, before, after, the axes behind)."""
+    """Return the value with the batch as first axis: (B, leading axes, before, after, trailing axes)."""
     shape = value.shape
     parts = value.reshape(*shape[: axis.dim], axis.before, batch, axis.after, *shape[axis.dim + 1 :])
     return parts.movedim(axis.dim + 1, 0)
 
 
 def positions_of(value: Tensor, axis: BatchAxis, batch: int) -> Tensor:
-    """(..., K) -> (B, P, K), the last axis being no batch."""
+    """Return (..., K) as (B, P, K); the last axis is not the batch."""
     if axis == BatchAxis(0):
         return value.reshape(batch, -1, value.shape[-1])
     return examples_first(value, axis, batch).reshape(batch, -1, value.shape[-1])
@@ -147,7 +148,7 @@ SITES: dict[str, Rule] = {}
 
 
 def add_site(names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations of `torch.ops.aten`."""
+    """Return a decorator that registers a rule for operations of `torch.ops.aten`."""
 
     def register(rule: Rule) -> Rule:
         for name in names.split():
@@ -158,13 +159,13 @@ def add_site(names: str) -> Callable[[Rule], Rule]:
 
 
 def operation_name(node: fx.Node) -> str:
-    """The name of an ATen operation without its overload."""
+    """Return the name of an ATen operation without its overload."""
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else str(schema.name).partition("::")[2]
 
 
 def arguments_of(node: fx.Node) -> Given:
-    """All arguments of an ATen operation by name, defaults filled in."""
+    """Return all arguments of an ATen operation by name, defaults included."""
     schema = node.target._schema  # type: ignore[union-attr]
     given = dict(zip((one.name for one in schema.arguments), node.args, strict=False))
     defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
@@ -172,13 +173,13 @@ def arguments_of(node: fx.Node) -> Given:
 
 
 def holds_batch(tags: Any) -> bool:
-    """Whether a node's value, or one of its values, holds the batch."""
+    """Return whether a node's value, or one of its values, holds the batch."""
     return any(isinstance(one, BatchAxis) for one in (tags if isinstance(tags, tuple) else (tags,)))
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The tensor of the model that a trained value is: itself, transposed, or its rows at fixed tokens."""
+    """The model tensor that a trained value equals: itself, transposed, or its rows at fixed tokens."""
 
     name: str
     flipped: bool = False
@@ -188,7 +189,7 @@ class Origin:
 class RecordingGraph:
     """A certified graph that records its sites; see the module.
 
-    Raises `NoClippingRule` when a trained value is used where no rule is known.
+    Raises `NoClippingRule` if a trained value is used where no rule is known.
     """
 
     def __init__(self, certified: CertifiedGraph, trained: Iterable[str], *, dropout: bool = True) -> None:
@@ -201,7 +202,7 @@ class RecordingGraph:
         self.module = copy_graph(certified, self.place_site, dropout=dropout)
 
     def place_site(self, node: fx.Node) -> tuple[Callable[..., Any], Given] | None:
-        """What runs in the place of a node, and its arguments; None: the node itself."""
+        """Return what runs in place of a node and its arguments; None for the node itself."""
         if node.op != "call_function" or node in self.tensors:
             return None
         own = [one for one in node.all_input_nodes if one in self.trained]
@@ -214,6 +215,7 @@ class RecordingGraph:
             return None
         name = operation_name(node)
         rule = SITES.get(str(node.target).removeprefix("aten.")) or SITES.get(name)
+        # Without a rule there is no safe default: a use that is not recorded would be missing from the norm.
         if rule is None:
             raise NoClippingRule(f"no clipping rule for trained values in {node.target}")
         arguments = arguments_of(node)
@@ -221,7 +223,7 @@ class RecordingGraph:
         return self.keep_values(rule(site), arguments, own), arguments
 
     def keep_values(self, run: Callable[..., Any], arguments: Given, own: Sequence[fx.Node]) -> Callable[..., Any]:
-        """The site's rule, with trained values that are no tensors of the model kept with their graph."""
+        """Return the site's rule, which also keeps trained values that are not tensors of the model."""
         made = [one for one in own if one not in self.origins]
         places = {name: one for name, one in arguments.items() if isinstance(one, fx.Node) and one in made}
         listed = {
@@ -244,7 +246,7 @@ class RecordingGraph:
         return run_site
 
     def keep_lookup(self, node: fx.Node) -> Callable[..., Any]:
-        """A table looked up at fixed tokens: the tokens are kept."""
+        """Return a table lookup at fixed tokens that keeps the tokens."""
 
         def run_lookup(**given: Any) -> Any:
             self.tape.lookups[node] = given["indices"]
@@ -253,7 +255,7 @@ class RecordingGraph:
         return run_lookup
 
     def find_origin(self, node: fx.Node) -> Origin | None:
-        """The tensor of the model that a trained value is, up to a transposition or a lookup of fixed rows."""
+        """Return the model tensor that a trained value equals, up to a transposition or a lookup of fixed rows."""
         if node in self.tensors:
             return Origin(self.tensors[node])
         name, arguments = (
@@ -269,14 +271,16 @@ class RecordingGraph:
         return Origin(table.name, lookup=True) if table is not None and not (table.flipped or table.lookup) else None
 
     def run(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The output of a chunk; `tensors` are all parameters and buffers by name."""
+        """Return the output of a chunk; `tensors` are all parameters and buffers by name."""
         self.tape.begin(len(x))
         self.leaves = {name: tensors[name].detach().requires_grad_() for name in self.tensors.values()}
         output: Tensor = self.module(*feed_graph(self.certified, {**tensors, **self.leaves}, x))[0]
         return output
 
     def records(self, losses: Tensor, views: int = 1) -> dict[str, list[Record]]:
-        """One backward pass: every use of every trained tensor, consecutive rows joined as views of one example."""
+        """Run one backward pass; return every use of every trained tensor, with views joined into examples."""
+        # Summing the losses is safe: the certificate proves that the rows of every kept output belong to one example
+        # each.
         gradients = torch.autograd.grad(losses.sum(), self.tape.outputs, allow_unused=True)
         uses: dict[fx.Node, list[Record]] = {}
         with torch.no_grad():
@@ -291,7 +295,7 @@ class RecordingGraph:
         return found
 
     def carry_on(self, node: fx.Node, records: list[Record]) -> Iterable[tuple[str, Record]]:
-        """From a trained value to the tensors of the model that it is, or was made of."""
+        """Return records of the model tensors that a trained value equals or was computed from."""
         origin = self.origins.get(node)
         if origin is not None and not origin.lookup:
             return [(origin.name, flip_record(one, node) if origin.flipped else one) for one in records]
@@ -307,7 +311,7 @@ class RecordingGraph:
         return self.pull_back(node, value, rows.to(value.dtype)) if value.requires_grad else []
 
     def pull_back(self, node: fx.Node, value: Tensor, rows: Tensor) -> Iterable[tuple[str, Record]]:
-        """Gradients of the tensors that a value was made of, example by example."""
+        """Return gradients of the tensors that a value was computed from, example by example."""
         names = list(self.leaves)
         leaves = [self.leaves[name] for name in names]
         if node not in self.loops:
@@ -319,7 +323,8 @@ class RecordingGraph:
                     )
                 return [(name, part) for name, part in zip(names, parts, strict=True) if part is not None]
             except Exception:
-                self.loops.add(node)  # an operation that torch cannot batch: one example after the other
+                # torch cannot batch one of the operations: go on one example after the other.
+                self.loops.add(node)
         single = [torch.autograd.grad(value, leaves, row, retain_graph=True, allow_unused=True) for row in rows]
         return [
             (name, torch.stack([row[place] for row in single]))
@@ -328,12 +333,12 @@ class RecordingGraph:
         ]
 
     def activation_numbers(self) -> int:
-        """How many numbers one example takes between the nodes."""
+        """Return how many numbers one example takes between the nodes."""
         return sum(numbers_of(node, tags) for node, tags in self.certified.axes.items() if holds_batch(tags))
 
 
 def swaps_axes(name: str, arguments: Given) -> bool:
-    """Whether an operation on a matrix swaps its two axes."""
+    """Return whether an operation on a matrix swaps its two axes."""
     if name == "transpose":
         return bool(arguments["dim0"] % 2 != arguments["dim1"] % 2)
     if name == "permute":
@@ -342,14 +347,14 @@ def swaps_axes(name: str, arguments: Given) -> bool:
 
 
 def flip_record(record: Record, node: fx.Node) -> Record:
-    """The record of a transposed tensor as one of the tensor itself."""
+    """Return the record of a transposed tensor as one of the tensor itself."""
     if isinstance(record, OuterProducts):
         return record.flipped()
     return instantiate_rows(record, tuple(node.meta["val"].shape)).transpose(1, 2)
 
 
 def trained_values(certified: CertifiedGraph, tensors: Mapping[fx.Node, str]) -> set[fx.Node]:
-    """The batch-free values that depend on a trained tensor."""
+    """Return the batch-free values that depend on a trained tensor."""
     found = set(tensors)
     for node in certified.exported.graph.nodes:
         free = node.op == "call_function" and not holds_batch(certified.axes[node])
@@ -359,7 +364,7 @@ def trained_values(certified: CertifiedGraph, tensors: Mapping[fx.Node, str]) ->
 
 
 def numbers_of(node: fx.Node, tags: Any) -> int:
-    """How many numbers of a node's value belong to one example."""
+    """Return how many numbers of a node's value belong to one example."""
     values = node.meta["val"]
     if not isinstance(values, tuple | list):
         values, tags = [values], [tags]
@@ -380,7 +385,7 @@ Placement = Callable[[fx.Node], tuple[Callable[..., Any], Given] | None]
 def copy_graph(
     certified: CertifiedGraph, place: Placement = lambda node: None, *, dropout: bool = True
 ) -> fx.GraphModule:
-    """The certified graph as a module of its own, with some nodes replaced, and without dropout if asked."""
+    """Return the certified graph as a module, with some nodes replaced, and optionally without dropout."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def copied(value: Any) -> Any:
@@ -397,13 +402,14 @@ def copy_graph(
             continue
         copies[node] = graph.node_copy(node, lambda one: copies[one])
         if name == "view" and node.target is torch.ops.aten.view.default:
-            copies[node].target = torch.ops.aten.reshape.default  # a site's output may lie otherwise in memory
+            # A site's output may have another memory layout, on which view would fail.
+            copies[node].target = torch.ops.aten.reshape.default
     graph.lint()
     return fx.GraphModule(nn.Module(), graph)
 
 
 def feed_graph(certified: CertifiedGraph, tensors: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
-    """What the placeholders of a graph are given."""
+    """Return the values for the placeholders of a graph."""
     names = {**certified.parameters, **certified.buffers}
     return [
         certified.constants[node] if node in certified.constants else tensors[names[node]] if node in names else x

@@ -1,6 +1,6 @@
-"""Models of the user's own by their certified graph: plain steps, private steps in one backward pass, evaluation.
+"""Train and evaluate a user's own model as its certified graph; private steps take one backward pass.
 
-The certificate is a proof about the graph, so the graph is what runs, and never the module's own Python code.
+The certificate is a proof about the graph, so the graph runs, never the module's own Python code.
 """
 
 from collections.abc import Iterator
@@ -30,25 +30,26 @@ from sightline.training.fast.per_example_norms import TensorGradients, join_reco
 from sightline.training.gradients import GradientWorker
 
 CHUNK_BYTES = 1 << 28
-"""How much a chunk of examples of a private step may take."""
+"""Memory limit for a chunk of examples of a private step."""
 
 RULES_OF = (graph_rules, graph_recurrent)
 """The modules that fill `SITES`."""
 
 
 class GraphWorker(GradientWorker):
-    """A certified model, run as its graph.
+    """Worker that runs a certified model as its graph.
 
-    Guarantees: as those of `GradientWorker.clipped_sum`; that no example reaches another's gradient is the
-    certificate's proof here, and nothing is given to the module itself. The task's losses treat rows apart.
+    Guarantees: those of `GradientWorker.clipped_sum`. Here the certificate proves that no example reaches another's
+    gradient, and the module itself never runs. The task's losses keep rows apart.
 
-    Raises `NoClippingRule` when the graph uses a trained value where no rule is known, or draws for all rows at once.
+    Raises `NoClippingRule` if the graph uses a trained value where no rule is known, or draws for all rows at once.
     """
 
     def __init__(self, model: FlatModel, certificate: Certificate) -> None:
         refuse_shared_draws(certificate)
         super().__init__(model)
-        self.state = None  # nothing of the module runs, so nothing can change
+        # The module never runs, so it cannot change.
+        self.state = None
         self.losses, self.certificate = model.task.losses, certificate
         self.plain = copy_graph(certificate)
         self.evaluation = copy_graph(certificate.evaluation)
@@ -59,11 +60,11 @@ class GraphWorker(GradientWorker):
         self.example_bytes = 0
 
     def feed(self, graph: CertifiedGraph, x: Tensor) -> list[Tensor]:
-        """What a graph is given for a batch."""
+        """Return the graph's inputs for a batch."""
         return feed_graph(graph, self.tensors, x)
 
     def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
-        """The outputs of a batch without dropout; the graph for evaluation is certified too, so all are apart."""
+        """Return the outputs of a batch without dropout; the evaluation graph is certified, so examples stay apart."""
         with torch.no_grad():
             output: Tensor = self.evaluation(*self.feed(self.certificate.evaluation, x))[0]
         return output
@@ -75,33 +76,33 @@ class GraphWorker(GradientWorker):
         self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Ghost clipping over the graph, pass by pass; see `GradientWorker.clipped_sum`."""
+        """Write the clipped sum by ghost clipping over the graph; see `GradientWorker.clipped_sum`."""
         self.gradient.zero_()
         self.add_passes(x, y, clip, views)
 
     def most_examples(self, views: int) -> int:
-        """As many as take CHUNK_BYTES."""
+        """Return how many examples fit into CHUNK_BYTES."""
         if not self.example_bytes:
             self.example_bytes = self.measure_example()
         return max(1, CHUNK_BYTES // (self.example_bytes * views))
 
     def measure_example(self) -> int:
-        """The bytes that one example takes: what lies between the nodes, twice, and its gradients."""
+        """Return the bytes of one example: activations between the nodes, twice, and its gradients."""
         with torch.random.fork_rng(devices=[]):
             gradients = self.gradients_of(probe_inputs(self.model, 1), self.trial_targets(), 1)
         return 4 * (2 * self.recording.activation_numbers() + sum(one.numbers for one in gradients.values()) + 1)
 
     def gradients_of(self, x: Tensor, y: Tensor, views: int) -> dict[str, TensorGradients]:
-        """The per-example gradients of one chunk, tensor by tensor."""
+        """Return the per-example gradients of one chunk, tensor by tensor."""
         output = self.recording.run(self.tensors, x)
         records = self.recording.records(self.losses(output, y.repeat_interleave(views, 0)), views)
         with torch.no_grad():
             return {name: join_records(some, self.slots[name].shape) for name, some in records.items()}
 
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
-        """Add the clipped sum of the first examples of one pass; one that is not finite anywhere is left out.
+        """Add the clipped sum of the first examples of one pass, without examples that are non-finite anywhere.
 
-        Nothing is computed again without it: that would draw new random numbers for all others.
+        Nothing is computed again without them: that would draw new random numbers for all others.
         """
         gradients = self.gradients_of(x, y, views)
         if not gradients:
@@ -115,21 +116,22 @@ class GraphWorker(GradientWorker):
                 one.add_clipped(factors(name), self.slots[name])
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """|g_j|^2 of every example of one pass, by tensor."""
+        """Return |g_j|^2 of every example of one pass, by tensor."""
         found = self.gradients_of(x, y, views)
         with torch.no_grad():
             return [{name: one.square_norms() for name, one in found.items()}]
 
     def try_pass(self, size: int, views: int) -> Tensor:
-        """As `GradientWorker.try_pass`; dropout is left out, and of a graph that draws otherwise no rows are alike."""
+        """Return the trial of `GradientWorker.try_pass` without dropout; graphs that draw otherwise always fail it."""
         with self.without_dropout():
             if draws_at_random(self.plain.graph):
+                # Columns that all differ: every example then has a pass of its own.
                 return torch.arange(size).expand(1, -1)
             return super().try_pass(size, views)
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Let both graphs run without dropout, so that a batch can be compared with its examples alone."""
+        """Run both graphs without dropout, so that a batch can be compared with its examples alone."""
         kept = self.plain, self.recording
         self.plain = copy_graph(self.certificate, dropout=False)
         self.recording = RecordingGraph(self.certificate, [slot.name for slot in self.model.layout], dropout=False)
@@ -140,12 +142,12 @@ class GraphWorker(GradientWorker):
 
 
 def refuse_shared_draws(certificate: Certificate) -> None:
-    """Raise `NoClippingRule` for a graph with a random number that all rows of a pass share (dropout of a weight).
+    """Raise `NoClippingRule` if all rows of a pass share a random number (such as dropout of a weight).
 
-    A batch has several passes, and how many depends on the examples: one more pass, and all later examples would have
-    another number. Example by example there is none to share: each has its own. A number that each row draws for itself
-    (a dropout mask) stays: rows' draws are independent of each other and of the data, with one law for all. So for two
-    batches that differ in one example there is a coupling in which every other example has the same draws in both.
+    A batch has several passes, and their number depends on the examples: with one more pass, all later examples would
+    have another number. One example at a time nothing is shared. A number that each row draws for itself (a dropout
+    mask) is allowed: rows' draws are independent of each other and of the data, with one distribution for all. So for
+    two batches that differ in one example there is a coupling in which every other example has the same draws in both.
     """
     for node in certificate.exported.graph.nodes:
         if node.op == "call_function" and node_draws(node) and not holds_batch(certificate.axes[node]):
@@ -157,12 +159,12 @@ OFF = (False, 0.0)
 
 
 def draws_at_random(graph: fx.Graph) -> bool:
-    """Whether a graph draws random numbers: then they come from the client's own generator."""
+    """Return whether a graph draws random numbers; they then come from the client's own generator."""
     return any(node_draws(node) for node in graph.nodes if node.op == "call_function")
 
 
 def node_draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
+    """Return whether a node draws random numbers."""
     name = operation_name(node)
     if name in WITHOUT_DROPOUT:
         given = arguments_of(node)
@@ -172,14 +174,15 @@ def node_draws(node: fx.Node) -> bool:
 
 
 def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
-    """Whether clipped sum and mean gradient of a batch equal those of its examples alone, tensor by tensor.
+    """Return whether clipped sum and mean gradient of a batch equal those of its examples alone, tensor by tensor.
 
-    The examples are differentiated by the module itself, or where it draws at random by the graph, of which the
-    certificate has compared the output with the module's. Weights lie beside the start, where LoRA's factors are zero.
+    The examples are differentiated by the module itself; if it draws at random, by the graph, whose output the
+    certificate has compared with the module's. Weights are moved off the start, where LoRA's factors are zero.
     """
     model, generator = worker.model, torch.Generator().manual_seed(1)
     x, y = probe_inputs(model, examples), probe_targets(model.task, model.classes, examples)
     start = flatten_module(model.module())
+    # At the start LoRA's second factor is zero, and with it gradients that the probe must compare.
     worker.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
     with torch.random.fork_rng(devices=[]), worker.without_dropout():
         torch.manual_seed(0)
@@ -206,7 +209,7 @@ def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
 
 
 def graph_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
-    """Every example's gradient by the graph and plain autograd, example i drawn from seed i."""
+    """Return every example's gradient by the graph and plain autograd, example i drawn from seed i."""
     rows = torch.empty(len(y), worker.model.parameters)
     for index in range(len(y)):
         torch.manual_seed(index)
@@ -216,7 +219,7 @@ def graph_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
 
 
 def module_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
-    """Every example's gradient by the module in training and plain autograd."""
+    """Return every example's gradient by the module in training mode and plain autograd."""
     module = worker.model.module().train()
     bind_parameters(module, worker.model.layout, worker.weights.clone())
     rows = torch.zeros(len(y), worker.model.parameters)
@@ -233,6 +236,6 @@ def module_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
 
 
 def close_by_tensor(model: FlatModel, got: Tensor, expected: Tensor, least: float) -> bool:
-    """Whether every named tensor agrees to a thousandth of its own norm."""
+    """Return whether every named tensor agrees to a thousandth of its own norm."""
     wrong, right = model.split(got - expected), model.split(expected)
     return all(float(wrong[name].norm()) <= 1e-3 * float(right[name].norm()) + least for name in right)

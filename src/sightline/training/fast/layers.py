@@ -1,8 +1,8 @@
-"""Layers with gradients written by hand, for modules that are plain chains of them.
+"""Layers with hand-written gradients, for modules that are plain chains of them.
 
-Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient), `descend` (the same, with
-a step of SGD folded in) and `record` (input gradient, and a record from which per-example norms and the clipped sum
-follow). Images are in channels_last memory.
+Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient), `descend` (the same with
+an SGD step folded in) and `record` (input gradient, and a record that yields per-example norms and the clipped sum).
+Images are in channels_last memory.
 """
 
 from collections.abc import Callable
@@ -27,103 +27,103 @@ Pair = tuple[int, int]
 class Layer:
     """A layer without parameters.
 
-    `wanted` says whether anything before it needs its input gradient, `recording` that `record` will follow.
+    `wanted` says whether an earlier layer needs its input gradient; `recording` says that `record` will follow.
     """
 
     wanted = True
     recording = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of a batch; keeps what `backward` needs."""
+        """Return the output of a batch; keep what `backward` needs."""
         raise NotImplementedError
 
     def backward(self, g: Tensor) -> Tensor | None:
-        """The input gradient for the output gradient `g`; parametrised layers write theirs."""
+        """Return the input gradient for the output gradient `g`; layers with parameters write theirs."""
         raise NotImplementedError
 
     def record(self, g: Tensor) -> Tensor | None:
-        """As `backward`, with a record in place of a summed gradient."""
+        """Return the input gradient as `backward` does, with a record instead of a summed gradient."""
         return self.backward(g)
 
     def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """As `backward`, with a step of SGD on the layer's own weights in place of a written gradient."""
+        """Return the input gradient as `backward` does; take an SGD step instead of writing a gradient."""
         return self.backward(g)
 
     def norms(self) -> dict[str, Tensor]:
-        """|gradient|^2 of every recorded example, for each of this layer's tensors."""
+        """Return |gradient|^2 of every recorded example, for each of this layer's tensors."""
         return {}
 
     def add_clipped(self, factors: Callable[[str], Tensor], broken: Tensor | None) -> None:
-        """Add sum_j s_j g_j of the recorded examples to the gradient, without the broken; `factors` by tensor name."""
+        """Add sum_j s_j g_j of the recorded examples, without broken ones; `factors` are by tensor name."""
 
 
 class Flatten(Layer):
     """(B, C, H, W) -> (B, C H W)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same numbers in torch's order, one row per example."""
+        """Return the same numbers in torch's order, one row per example."""
         self.shape, self.image = x.shape, x.dim() == 4
         return x.flatten(1)
 
     def backward(self, g: Tensor) -> Tensor:
-        """The gradient in the shape of the input; images back in channels_last."""
+        """Return the gradient in the shape of the input, images in channels_last."""
         g = g.view(self.shape)
         return g.contiguous(memory_format=torch.channels_last) if self.image else g
 
 
 class ReLU(Layer):
-    """max(x, 0); in place where the chain says that nobody else needs x."""
+    """max(x, 0); in place if no other layer needs x."""
 
     in_place = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """max(x, 0)."""
+        """Return max(x, 0)."""
         self.y = torch.relu_(x) if self.in_place else torch.relu(x)
         return self.y
 
     def backward(self, g: Tensor) -> Tensor:
-        """g where the output is positive."""
+        """Return g where the output is positive."""
         gradient: Tensor = aten.threshold_backward(g, self.y, 0)
         return gradient
 
 
 class Tanh(Layer):
-    """tanh(x); in place where the chain says that nobody else needs x."""
+    """tanh(x); in place if no other layer needs x."""
 
     in_place = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """tanh(x)."""
+        """Return tanh(x)."""
         self.y = torch.tanh_(x) if self.in_place else torch.tanh(x)
         return self.y
 
     def backward(self, g: Tensor) -> Tensor:
-        """g (1 - y^2)."""
+        """Return g (1 - y^2)."""
         gradient: Tensor = aten.tanh_backward(g, self.y)
         return gradient
 
 
 class MaxPool(Layer):
-    """Max pooling; the gradient goes to the first largest pixel of a window, as in torch."""
+    """Max pooling; the gradient goes to the first maximum of a window, as in torch."""
 
     def __init__(self, size: Pair, stride: Pair, padding: Pair) -> None:
         self.how = (list(size), list(stride), list(padding), [1, 1], False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest pixel of every window."""
+        """Return the maximum of every window."""
         self.x = x
         y, self.index = aten.max_pool2d_with_indices(x, *self.how)
         pooled: Tensor = y
         return pooled
 
     def backward(self, g: Tensor) -> Tensor:
-        """g at the pixels that were the largest."""
+        """Return g at the pixels that were the maximum."""
         gradient: Tensor = aten.max_pool2d_with_indices_backward(g, self.x, *self.how, self.index)
         return gradient
 
 
 class Affine(Layer):
-    """A layer with a weight and perhaps a bias, both views into flat vectors."""
+    """A layer with a weight and optionally a bias, both views into flat vectors."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, weight_gradient: Tensor, bias_gradient: Tensor | None
@@ -132,27 +132,29 @@ class Affine(Layer):
         self.weight_gradient, self.bias_gradient = weight_gradient, bias_gradient
         self.affine_norms: AffineNorms | RowNorms | None = None
         self.name = ""
-        self.x = weight  # the inputs of the last forward pass
+        # Overwritten by the inputs of each forward pass.
+        self.x = weight
 
     def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs and output gradients that a record is made of."""
+        """Return the inputs and output gradients that a record is made of."""
         return self.x, g
 
     def join_views(self, views: int) -> None:
-        """Make the recorded rows of each example's views the record of one example."""
+        """Merge the recorded rows of each example's views into the record of one example."""
         if views > 1 and self.affine_norms is not None:
             self.affine_norms = self.affine_norms.join_views(views)
 
     def norms(self) -> dict[str, Tensor]:
-        """|gradient|^2 of every recorded example, by tensor."""
+        """Return |gradient|^2 of every recorded example, by tensor."""
         if self.affine_norms is None:
             raise RuntimeError("norms asked for before a backward pass was recorded")
         return {f"{self.name}.{word}": square for word, square in self.affine_norms.norms().items()}
 
     def add_clipped(self, factors: Callable[[str], Tensor], broken: Tensor | None) -> None:
-        """Add the clipped sums of weight and bias, then forget the record."""
+        """Add the clipped sums of weight and bias, then drop the record."""
         if self.affine_norms is None:
             raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
+        # Zero times NaN is NaN: non-finite examples are blanked before the weighted sum.
         if broken is not None:
             self.affine_norms.blank(broken)
         self.add_weight(self.affine_norms.weight_sum(factors(f"{self.name}.weight")))
@@ -171,19 +173,20 @@ class Dense(Affine):
     """y = x W^T + b."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b."""
+        """Return x W^T + b."""
         self.x, self.kernel = x, self.weight
         return torch.mm(x, self.weight.t()) if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
 
     def backward(self, g: Tensor) -> Tensor | None:
-        """g W, and the summed gradients g^T x and sum g."""
+        """Return g W; write the summed gradients g^T x and sum g."""
         torch.mm(g.t(), self.x, out=self.weight_gradient)
         if self.bias_gradient is not None:
             torch.sum(g, 0, out=self.bias_gradient)
         return g @ self.weight if self.wanted else None
 
     def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """g W of the weights as they were, then W <- W - rate g^T x in one product."""
+        """Return g W for the old weights, then apply W <- W - rate g^T x in one product."""
+        # The input gradient needs the old weights, so it comes first.
         before = g @ self.weight if self.wanted else None
         self.weight.addmm_(g.t(), self.x, alpha=-rate)
         if self.bias is not None:
@@ -191,14 +194,14 @@ class Dense(Affine):
         return before
 
     def record(self, g: Tensor) -> Tensor | None:
-        """g W, and the record."""
+        """Return g W; keep the record."""
         x, errors = self.seen(g)
         self.affine_norms = AffineNorms(x.unsqueeze(1), errors.unsqueeze(1), bias=self.bias is not None)
         return g @ self.kernel if self.wanted else None
 
 
 class Convolution(Affine):
-    """A convolution by torch's own kernels; the record by im2col in channels_last."""
+    """A convolution by torch's own kernels; its record by im2col in channels_last."""
 
     def __init__(self, *tensors: Any, stride: Pair, padding: Pair) -> None:
         super().__init__(*tensors)
@@ -206,20 +209,20 @@ class Convolution(Affine):
         self.size: Pair = (self.weight.shape[2], self.weight.shape[3])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
+        """Return the convolution."""
         self.x = x
         self.kernel = self.weight.contiguous(memory_format=torch.channels_last)
         return torch.conv2d(x, self.kernel, self.bias, self.stride, self.padding)
 
     def derive_gradients(self, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        """(input, weight, bias) gradients, those of them that the mask asks for."""
+        """Return (input, weight, bias) gradients, those that the mask asks for."""
         sizes = None if self.bias is None else list(self.bias.shape)
         how = (list(self.stride), list(self.padding), [1, 1], False, [0, 0], 1)
         parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(g, self.x, self.kernel, sizes, *how, mask)
         return parts
 
     def backward(self, g: Tensor) -> Tensor | None:
-        """The input gradient, and the summed weight and bias gradients."""
+        """Return the input gradient; write the summed weight and bias gradients."""
         before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
         self.weight_gradient.copy_(weight)
         if self.bias_gradient is not None:
@@ -227,7 +230,7 @@ class Convolution(Affine):
         return before
 
     def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """The input gradient; weight and bias move by their gradients."""
+        """Return the input gradient; move weight and bias by their gradients."""
         before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
         self.weight.add_(weight, alpha=-rate)
         if self.bias is not None:
@@ -235,7 +238,7 @@ class Convolution(Affine):
         return before
 
     def record(self, g: Tensor) -> Tensor | None:
-        """The input gradient, and the record."""
+        """Return the input gradient; keep the record."""
         x, errors = self.seen(g)
         rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(
@@ -250,10 +253,10 @@ class Convolution(Affine):
 
 
 class FirstConvolution(Convolution):
-    """A convolution of few channels that opens the chain: recorded passes make its output from the patches too."""
+    """A first convolution of few channels: recorded passes compute its output from the patches too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution; when recording, as a product with the patches that the record needs anyway."""
+        """Return the convolution; when recording, as a product with the patches that the record needs anyway."""
         if not self.recording:
             return super().forward(x)
         self.u = patches_by_pixel(x, self.size, self.stride, self.padding)
@@ -262,11 +265,11 @@ class FirstConvolution(Convolution):
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
     def patches(self, x: Tensor) -> Tensor:
-        """The patches that the forward pass made."""
+        """Return the patches from the forward pass."""
         return self.u
 
     def record(self, g: Tensor) -> None:
-        """The record, from the patches of the forward pass."""
+        """Keep the record, from the patches of the forward pass."""
         x, errors = self.seen(g)
         rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(self.patches(x).permute(1, 2, 0), rows, bias=self.bias is not None)
@@ -277,10 +280,10 @@ class FirstConvolution(Convolution):
 
 
 class GroupedConvolution(Convolution):
-    """A convolution whose per-example weight gradients are one grouped convolution: no patches are written."""
+    """A convolution whose per-example weight gradients are one grouped convolution, without patches."""
 
     def record(self, g: Tensor) -> Tensor | None:
-        """The input gradient, and the record."""
+        """Return the input gradient; keep the record."""
         x, errors = self.seen(g)
         bias = None if self.bias is None else errors.sum((2, 3))
         self.affine_norms = RowNorms(grouped_gradients(x, errors, self.weight.shape, self.stride, self.padding), bias)
@@ -292,10 +295,10 @@ class GroupedConvolution(Convolution):
 
 
 class ProductConvolution(FirstConvolution):
-    """The first convolution beside grouped ones: per-example gradients as products with the patches of the forward."""
+    """The first convolution next to grouped ones: per-example gradients as products with the forward patches."""
 
     def record(self, g: Tensor) -> None:
-        """The record, (weights, outputs) by example."""
+        """Keep the record, (weights, outputs) per example."""
         x, errors = self.seen(g)
         rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
         found = torch.bmm(self.patches(x).permute(1, 0, 2), rows)
@@ -307,7 +310,7 @@ class ProductConvolution(FirstConvolution):
 
 
 def grouped_gradients(x: Tensor, g: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
-    """(B, weights): the weight gradient of every example, in the weight's order, every example being a group."""
+    """Return (B, weights): every example's weight gradient in the weight's order, each example being a group."""
     batch, outputs = g.shape[:2]
     images, errors = (some.contiguous().view(1, -1, *some.shape[2:]) for some in (x, g))
     like = x.new_empty(batch * outputs, *shape[1:])
@@ -317,24 +320,25 @@ def grouped_gradients(x: Tensor, g: Tensor, shape: torch.Size, stride: Pair, pad
 
 
 def affine_product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-    """rows kernel^T + bias."""
+    """Return rows kernel^T + bias."""
     return torch.mm(rows, kernel.t()) if bias is None else torch.addmm(bias, rows, kernel.t())
 
 
 def size_pair(value: Any) -> Pair:
-    """A size given once or per axis."""
+    """Return a size, given once or per axis, as a pair."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def layer_for(
     module: nn.Module, tensors: tuple[Tensor | None, ...], first: bool, record: str = "unfold"
 ) -> Layer | None:
-    """The hand-written twin of a torch layer, or None when there is none.
+    """Return the hand-written equivalent of a torch layer, or None.
 
-    `tensors` are weight, bias, weight gradient, bias gradient; `first` says that no layer before it has parameters;
+    `tensors` are weight, bias, weight gradient, bias gradient. `first` says that no earlier layer has parameters.
     `record` is that of `Paths`.
     """
-    kind = type(module)  # not isinstance: a subclass may do something else
+    # Exact types: a subclass may compute something else.
+    kind = type(module)
     if kind is nn.Linear:
         return Dense(*tensors)  # type: ignore[arg-type]
     if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
@@ -349,7 +353,7 @@ def layer_for(
 def convolution_for(
     module: nn.Conv2d, tensors: tuple[Tensor | None, ...], first: bool, record: str = "unfold"
 ) -> Layer | None:
-    """The twin of a plain convolution (no groups, no dilation, zeros around the image)."""
+    """Return the equivalent of a plain convolution (no groups, no dilation, zero padding), or None."""
     plain = module.groups == 1 and size_pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
     if not plain or isinstance(module.padding, str):
         return None

@@ -1,4 +1,4 @@
-"""Per-example norms and clipped sums from one backward pass: of layers, and of a tensor over all its uses."""
+"""Per-example norms and clipped sums from one backward pass, for layers and for tensors with several uses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,17 +9,19 @@ from torch import Tensor
 
 from sightline.training.clipping import LARGEST, square_norms
 
+# Norms here are upper bounds: each form adds what its float32 products may have lost. An example may be clipped a
+# little more than necessary, never less.
 ROUNDING = 2.0**-22
-"""Relative error of a float32 product and sum, with room to spare."""
+"""Relative error of a float32 product and sum, with a margin."""
 SMALLEST = 2.0**-126
-"""What float32 may lose of a square or a product: its smallest normal number."""
+"""The smallest normal float32 number: the most that underflow can take from a square or product."""
 
 
 def outer_squares(a: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
-    """|g_j a_j^T|^2 = |a_j|^2 |g_j|^2 of every example, with a bias + |g_j|^2; in double, where no factor underflows.
+    """Return |g_j a_j^T|^2 = |a_j|^2 |g_j|^2 of every example, plus |g_j|^2 for a bias, in double precision.
 
-    A factor longer than `LARGEST` counts as not finite: beside one that is small enough the product would look harmless
-    though float32 loses digits of what is summed.
+    A factor longer than `LARGEST` counts as non-finite: next to a small one the product would look harmless, although
+    float32 loses digits of what is summed.
     """
     inputs, outputs = square_norms(a), square_norms(g)
     products = (inputs + 1.0 if bias else inputs) * outputs
@@ -27,25 +29,25 @@ def outer_squares(a: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether P^2 (K + O) products beat writing and reading K O numbers an example."""
+    """Return whether P^2 (K + O) products cost less than writing and reading K O numbers per example."""
     return positions == 1 or 2 * positions * (inputs + outputs) < inputs * outputs
 
 
 def gram_rounding(sizes: Tensor, terms: int) -> Tensor:
-    """How far a Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
+    """Return how far a Gram sum may lie below |G|^2 when its terms cancel: u (P + K + O) (sum_p |a_p| |g_p|)^2.
 
-    Inner products of K and O numbers in float32 are off by K 2^-24 and O 2^-24 of |a_p| |a_q| and |g_p| |g_q|, whatever
-    the order, their product by 2^-24 more; it is summed in double precision. u is 2^-22, which also leaves room for
-    lengths that are short themselves. Added to the squared norm, so that an example whose positions cancel is clipped a
+    Inner products of K and O numbers in float32 are off by K 2^-24 and O 2^-24 of |a_p| |a_q| and |g_p| |g_q|, in any
+    order, their product by 2^-24 more; it is summed in double precision. u is 2^-22, which also leaves room for lengths
+    that are themselves too short. It is added to the squared norm, so an example whose positions cancel is clipped a
     little more, never less.
     """
     return ROUNDING * terms * sizes.sum(1).square_()
 
 
 class AffineNorms:
-    """The records of one affine layer for one chunk: a (B, P, K) inputs, g (B, P, O) output gradients.
+    """Records of one affine layer for one chunk: a (B, P, K) inputs, g (B, P, O) output gradients.
 
-    `a` may be given as its transpose view; the weight's gradient is laid out (O, K).
+    `a` may be a transposed view; the weight's gradient is laid out (O, K).
     """
 
     def __init__(self, a: Tensor, g: Tensor, *, bias: bool) -> None:
@@ -54,12 +56,12 @@ class AffineNorms:
         self.bias_rows = g.sum(1) if bias and g.shape[1] > 1 else (g[:, 0] if bias else None)
 
     def join_views(self, views: int) -> "AffineNorms":
-        """Consecutive rows as one example: positions of one view after those of the other."""
+        """Return the record with consecutive rows as one example: positions of one view after those of another."""
         a, g = (rows.reshape(-1, views * rows.shape[1], rows.shape[2]) for rows in (self.a, self.g))
         return AffineNorms(a, g, bias=self.bias_rows is not None)
 
     def norms(self) -> dict[str, Tensor]:
-        """|G|^2 of every example, and |bias gradient|^2."""
+        """Return |G|^2 of every example, and |bias gradient|^2."""
         cheap = gram_is_cheaper(self.a.shape[1], self.a.shape[2], self.g.shape[2])
         weight = self.gram_norms() if cheap else self.row_norms()
         return (
@@ -67,74 +69,75 @@ class AffineNorms:
         )
 
     def gram_norms(self) -> Tensor:
-        """From the two Gram matrices."""
+        """Return |G|^2 from the two Gram matrices."""
         if self.a.shape[1] == 1:
             return outer_squares(self.a, self.g)
         inner = torch.bmm(self.a, self.a.transpose(1, 2)) * torch.bmm(self.g, self.g.transpose(1, 2))
         a, g = torch.linalg.vector_norm(self.a, dim=2), torch.linalg.vector_norm(self.g, dim=2)
         terms = self.a.shape[1] + self.a.shape[2] + self.g.shape[2]
+        # Underflow may take up to SMALLEST from every product; its bound is added.
         lost: Tensor = a.sum(1).square() * (SMALLEST * self.g.shape[2])
         lost += g.sum(1).square() * (SMALLEST * self.a.shape[2])
         return inner.sum((1, 2), dtype=torch.float64).clamp_min(0) + gram_rounding(a * g, terms) + lost
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+        """Zero these examples' records: a factor of zero does not turn NaN into zero."""
         away = broken[:, None, None]
         self.a, self.g = self.a.masked_fill(away, 0.0), self.g.masked_fill(away, 0.0)
         self.rows = None if self.rows is None else self.rows.masked_fill(away, 0.0)
         self.bias_rows = None if self.bias_rows is None else self.bias_rows.masked_fill(away[:, 0], 0.0)
 
     def row_norms(self) -> Tensor:
-        """From the instantiated gradients, kept for the sum."""
+        """Return |G|^2 from instantiated gradients, which are kept for the sum."""
         self.rows = torch.bmm(self.g.transpose(1, 2), self.a)
         return square_norms(self.rows)
 
     def weight_sum(self, factors: Tensor) -> Tensor:
-        """sum_j s_j G_j, (O, K)."""
+        """Return sum_j s_j G_j, (O, K)."""
         if self.rows is not None:
             return (factors @ self.rows.flatten(1)).view(self.rows.shape[1:])
         scaled = (self.g * factors[:, None, None]).flatten(0, 1)
         return scaled.t() @ self.a.flatten(0, 1)
 
     def bias_sum(self, factors: Tensor) -> Tensor | None:
-        """sum_j s_j (bias gradient)_j."""
+        """Return sum_j s_j (bias gradient)_j."""
         return None if self.bias_rows is None else factors @ self.bias_rows
 
 
 class RowNorms:
-    """The record of one layer whose gradients are written down: rows (B, weights) in the weight's own order."""
+    """Record of one layer with instantiated gradients: rows (B, weights) in the weight's own order."""
 
     def __init__(self, rows: Tensor, bias_rows: Tensor | None) -> None:
         self.rows, self.bias_rows = rows, bias_rows
 
     def join_views(self, views: int) -> "RowNorms":
-        """Consecutive rows added up as one example."""
+        """Return the record with consecutive rows summed as one example."""
         bias = None if self.bias_rows is None else self.bias_rows.view(-1, views, self.bias_rows.shape[1]).sum(1)
         return RowNorms(self.rows.view(-1, views, self.rows.shape[1]).sum(1), bias)
 
     def norms(self) -> dict[str, Tensor]:
-        """|G|^2 of every example, and |bias gradient|^2."""
+        """Return |G|^2 of every example, and |bias gradient|^2."""
         weight = square_norms(self.rows)
         return (
             {"weight": weight} if self.bias_rows is None else {"weight": weight, "bias": square_norms(self.bias_rows)}
         )
 
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have."""
+        """Zero these examples' rows."""
         self.rows = self.rows.masked_fill(broken[:, None], 0.0)
         self.bias_rows = None if self.bias_rows is None else self.bias_rows.masked_fill(broken[:, None], 0.0)
 
     def weight_sum(self, factors: Tensor) -> Tensor:
-        """sum_j s_j G_j, (weights,)."""
+        """Return sum_j s_j G_j, (weights,)."""
         return factors @ self.rows
 
     def bias_sum(self, factors: Tensor) -> Tensor | None:
-        """sum_j s_j (bias gradient)_j."""
+        """Return sum_j s_j (bias gradient)_j."""
         return None if self.bias_rows is None else factors @ self.bias_rows
 
 
 def unfold_patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """im2col in channels_last: x (B, C, H, W) -> (B, P, kh * kw * C), one row per output pixel.
+    """Return im2col in channels_last: x (B, C, H, W) -> (B, P, kh * kw * C), one row per output pixel.
 
     Guarantees: columns are ordered (kh, kw, C), so a row is kh contiguous runs of the padded image.
     """
@@ -153,10 +156,10 @@ def unfold_patches(x: Tensor, size: tuple[int, int], stride: tuple[int, int], pa
 
 
 def patches_by_pixel(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """im2col for few channels: x (B, C, H, W) -> (C * kh * kw, B, P), one row per weight, in the weight's own order.
+    """Return im2col for few channels: x (B, C, H, W) -> (C * kh * kw, B, P), one row per weight in its own order.
 
-    Guarantees: a row is copied in runs as long as the output is wide, which makes it fast where a pixel holds one or
-    three numbers; strides that divide the kernel are taken apart into phases first, so that their runs are whole too.
+    Guarantees: a row is copied in runs as long as the output is wide, which is fast where a pixel holds one or three
+    numbers. Strides that divide the kernel are split into phases first, so their runs are contiguous too.
     """
     rows, columns = output_size(x, size, stride, padding)
     if any(padding):
@@ -173,16 +176,16 @@ def patches_by_pixel(x: Tensor, size: tuple[int, int], stride: tuple[int, int], 
 
 
 def stride_divides(stride: tuple[int, int], size: tuple[int, int]) -> bool:
-    """Whether the stride divides the kernel on both axes."""
+    """Return whether the stride divides the kernel on both axes."""
     return size[0] % stride[0] == 0 and size[1] % stride[1] == 0
 
 
 def fold_patches(
     rows: Tensor, shape: tuple[int, ...], size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """The transpose of `patches` for a stride that divides the kernel: (B * P, kh * kw * C) -> (B, C, H, W).
+    """Return the transpose of `unfold_patches` for a stride that divides the kernel: rows -> (B, C, H, W).
 
-    Every weight's rows are added at the pixels they were copied from, all weights of one phase at once.
+    Every weight's rows, (B * P, kh * kw * C), are added at the pixels they were copied from, one phase at a time.
     """
     batch, channels, height, width = shape
     down, right = (
@@ -202,13 +205,13 @@ def fold_patches(
 
 
 def output_size(x: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a convolution's output."""
+    """Return height and width of a convolution's output."""
     height, width = ((x.shape[axis + 2] + 2 * padding[axis] - size[axis]) // stride[axis] + 1 for axis in range(2))
     return height, width
 
 
 def split_phases(x: Tensor, apart: tuple[int, int]) -> Tensor:
-    """(B, C, H, W) -> contiguous (C, sh, sw, B, H / sh, W / sw): every sh-th line and sw-th column together."""
+    """Return (B, C, H, W) as contiguous (C, sh, sw, B, H / sh, W / sw): every sh-th line and sw-th column together."""
     down, right = -x.shape[2] % apart[0], -x.shape[3] % apart[1]
     if down or right:
         x = torch.nn.functional.pad(x, (0, right, 0, down))
@@ -225,7 +228,7 @@ class OuterProducts:
     g: Tensor
 
     def flipped(self) -> "OuterProducts":
-        """The same for the transposed tensor."""
+        """Return the record of the transposed tensor."""
         return OuterProducts(self.g, self.a)
 
 
@@ -241,7 +244,7 @@ Record = OuterProducts | TableRows | Tensor
 
 
 def join_views(record: Record, views: int) -> Record:
-    """Consecutive rows as views of one example, whose gradient is their mean."""
+    """Return the record with consecutive rows as views of one example, whose gradient is their mean."""
     if views == 1:
         return record
     if isinstance(record, OuterProducts):
@@ -254,12 +257,12 @@ def join_views(record: Record, views: int) -> Record:
 
 
 def join_positions(values: Tensor, views: int) -> Tensor:
-    """(B * views, P, K) -> (B, views * P, K)."""
+    """Return (B * views, P, K) as (B, views * P, K)."""
     return values.reshape(-1, views * values.shape[1], values.shape[2])
 
 
 def instantiate_rows(record: Record, shape: Sequence[int]) -> Tensor:
-    """The gradients themselves, (B, *shape)."""
+    """Return the gradients themselves, (B, *shape)."""
     if isinstance(record, OuterProducts):
         return torch.bmm(record.g.transpose(1, 2), record.a).view(-1, *shape)
     if isinstance(record, TableRows):
@@ -271,25 +274,25 @@ def instantiate_rows(record: Record, shape: Sequence[int]) -> Tensor:
 
 
 SMALL_MATRIX = 1 << 13
-"""Gradients of matrices of so many numbers are instantiated always: they stay in the cache."""
+"""Gradients of matrices up to this size are always instantiated: they stay in the cache."""
 
 
 def gram_pays(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether norms from Gram matrices are cheaper than instantiated gradients (measured on transformers)."""
+    """Return whether Gram matrices are cheaper than instantiated gradients (measured on transformers)."""
     size = inputs * outputs
     return positions == 1 or (size > SMALL_MATRIX and positions * (inputs + outputs) < size)
 
 
 class TensorGradients(ABC):
-    """The gradients of one tensor for every example of a chunk."""
+    """Gradients of one tensor for every example of a chunk."""
 
     @abstractmethod
     def square_norms(self) -> Tensor:
-        """An upper bound of |G_j|^2, (B,)."""
+        """Return an upper bound of |G_j|^2, (B,)."""
 
     @abstractmethod
     def blank(self, broken: Tensor) -> None:
-        """Forget what these examples have: a factor of zero does not make a NaN zero."""
+        """Zero these examples' gradients: a factor of zero does not turn NaN into zero."""
 
     @abstractmethod
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
@@ -298,44 +301,44 @@ class TensorGradients(ABC):
     @property
     @abstractmethod
     def numbers(self) -> int:
-        """How many numbers an example takes here beside its records."""
+        """Numbers per example held here, beside its records."""
 
 
 class InstantiatedGradients(TensorGradients):
-    """The gradients themselves."""
+    """Gradients written out in full."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows.float().reshape(len(rows), -1)
 
     def square_norms(self) -> Tensor:
-        """From the very rows that are added up."""
+        """Return norms of the same rows that are summed."""
         return square_norms(self.rows)
 
     def blank(self, broken: Tensor) -> None:
-        """Forget their rows."""
+        """Zero these rows."""
         self.rows = self.rows.masked_fill(broken[:, None], 0.0)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """s @ rows."""
+        """Add s @ rows."""
         total += (factors @ self.rows).view(total.shape)
 
     @property
     def numbers(self) -> int:
-        """One gradient."""
+        """The size of one gradient."""
         return self.rows[:1].numel()
 
 
 class OuterGradients(TensorGradients):
-    """Sums of outer products, whose norms come from Gram matrices."""
+    """Sums of outer products, with norms from Gram matrices."""
 
     def __init__(self, a: Tensor, g: Tensor) -> None:
         self.a, self.g = a, g
 
     def square_norms(self) -> Tensor:
-        """sum_{p,q} (a_p . a_q) (g_p . g_q), and what float32 may have lost of it.
+        """Return sum_{p,q} (a_p . a_q) (g_p . g_q), plus what float32 may have lost of it.
 
-        Lengths are read off the diagonals; what a square may have lost below the smallest float32 is added, so that a
-        factor that underflows beside a large one leaves no gradient unclipped.
+        Lengths are read off the diagonals. What a square may have lost to underflow is added, so that a factor that
+        underflows next to a large one leaves no gradient unclipped.
         """
         inputs, outputs = self.a.shape[2], self.g.shape[2]
         if self.a.shape[1] == 1:
@@ -348,28 +351,30 @@ class OuterGradients(TensorGradients):
         return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
 
     def blank(self, broken: Tensor) -> None:
-        """Forget both factors."""
+        """Zero both factors."""
         self.a, self.g = (one.masked_fill(broken[:, None, None], 0.0) for one in (self.a, self.g))
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """One matrix product with the narrower factor scaled."""
+        """Add one matrix product, with the narrower factor scaled."""
         a, g, scale = self.a, self.g, factors[:, None, None]
         a, g = (a * scale, g) if a.shape[2] < g.shape[2] else (a, g * scale)
-        if a.stride(0) < a.stride(1):  # positions first in memory: add up in that order, without a copy
+        # Positions come first in memory: sum in that order, without a copy.
+        if a.stride(0) < a.stride(1):
             a, g = a.transpose(0, 1), g.transpose(0, 1)
         total += (g.flatten(0, 1).t() @ a.flatten(0, 1)).view(total.shape)
 
     @property
     def numbers(self) -> int:
-        """Two Gram matrices."""
+        """The size of two Gram matrices."""
         return 2 * self.a.shape[1] ** 2
 
 
 class TableGradients(TensorGradients):
-    """Rows of a table, those of the same token added up, so that their squares may be added too."""
+    """Rows of a table with those of equal tokens summed, so that their squares may be added."""
 
     def __init__(self, tokens: Tensor, g: Tensor) -> None:
         batch, positions = tokens.shape
+        # Equal tokens share a row of the gradient. Their rows are summed first, since |a + b|^2 is not |a|^2 + |b|^2.
         ordered, order = tokens.sort(1)
         steps = torch.zeros_like(ordered)
         steps[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -380,11 +385,11 @@ class TableGradients(TensorGradients):
         self.rows = rows.view(batch, positions, -1)
 
     def square_norms(self) -> Tensor:
-        """The squares of the rows, one row for each token of an example."""
+        """Return the squared norm of the rows, one row per distinct token of an example."""
         return square_norms(self.rows)
 
     def blank(self, broken: Tensor) -> None:
-        """Forget their rows."""
+        """Zero these rows."""
         self.rows = self.rows.masked_fill(broken[:, None, None], 0.0)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
@@ -393,18 +398,18 @@ class TableGradients(TensorGradients):
 
     @property
     def numbers(self) -> int:
-        """Its rows."""
+        """The size of its rows."""
         return self.rows[:1].numel()
 
 
 class TiedGradients(TensorGradients):
-    """A table that is an output matrix as well: G = L + E, |G|^2 = |L|^2 + |E|^2 + 2 <L, E>."""
+    """A table that is also an output matrix: G = L + E, |G|^2 = |L|^2 + |E|^2 + 2 <L, E>."""
 
     def __init__(self, output: OuterGradients, table: TableGradients) -> None:
         self.output, self.table = output, table
 
     def square_norms(self) -> Tensor:
-        """With the rounding of all three terms, which may cancel."""
+        """Return the squared norm with a bound on the rounding of all three terms, which may cancel."""
         a, g, rows = self.output.a, self.output.g, self.table.rows
         chosen = torch.gather(g, 2, self.table.tokens[:, None, :].expand(-1, g.shape[1], -1))
         cross = 2 * (chosen * torch.bmm(a, rows.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
@@ -415,23 +420,23 @@ class TiedGradients(TensorGradients):
         return total.clamp_min(0) + gram_rounding(sizes, terms)
 
     def blank(self, broken: Tensor) -> None:
-        """Both parts."""
+        """Zero both parts."""
         self.output.blank(broken)
         self.table.blank(broken)
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """Both parts."""
+        """Add both parts."""
         self.output.add_clipped(factors, total)
         self.table.add_clipped(factors, total)
 
     @property
     def numbers(self) -> int:
-        """Both parts."""
+        """The size of both parts."""
         return self.output.numbers + self.table.numbers
 
 
 def join_records(records: Sequence[Record], shape: Sequence[int]) -> TensorGradients:
-    """All uses of one tensor together, in the form that is cheapest."""
+    """Combine all uses of one tensor in the cheapest form."""
     outer = [record for record in records if isinstance(record, OuterProducts)]
     table = [record for record in records if isinstance(record, TableRows)]
     if len(outer) + len(table) == len(records):
@@ -441,6 +446,7 @@ def join_records(records: Sequence[Record], shape: Sequence[int]) -> TensorGradi
         if gram_pays(a.shape[1], a.shape[2], g.shape[2]):
             output = OuterGradients(a, g)
             return TiedGradients(output, table_of(table)) if table else output
+    # Uses are summed before the norm is taken: the clip must bound the whole gradient of the tensor, not each use.
     rows = instantiate_rows(records[0], shape).float()
     for record in records[1:]:
         rows = rows + instantiate_rows(record, shape).float()
@@ -448,10 +454,10 @@ def join_records(records: Sequence[Record], shape: Sequence[int]) -> TensorGradi
 
 
 def table_of(records: Sequence[TableRows]) -> TableGradients:
-    """All rows of a table together."""
+    """Combine all rows of a table."""
     return TableGradients(join_all([one.tokens for one in records]), join_all([one.g.float() for one in records]))
 
 
 def join_all(parts: Sequence[Tensor]) -> Tensor:
-    """Positions one after the other."""
+    """Concatenate along positions."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)

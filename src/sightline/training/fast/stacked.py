@@ -1,4 +1,4 @@
-"""Many clients of a fully connected network trained side by side: plans, padding, plain and private walks."""
+"""Train many clients of a network stacked: grouping, padding, and plain and private steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ Block = tuple[NDArray[np.intp], Tensor]
 
 
 class Stack(Protocol):
-    """The networks of n clients over (n, d) weights, whose gradients are written to (n, d)."""
+    """Networks of n clients over (n, d) weights, with gradients written to (n, d)."""
 
     weights: Tensor
     gradient: Tensor
 
     def first(self, count: int) -> "Stack":
-        """The stack of the first `count` clients, sharing memory with this one."""
+        """Return the stack of the first `count` clients, sharing memory with this one."""
         ...
 
     def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
-        """Write the gradients of sum_j share_j loss_j; `target` as `Batch` has it."""
+        """Write the gradients of sum_j share_j loss_j; `target` is as in `Batch`."""
         ...
 
 
@@ -44,7 +44,7 @@ Builder = Callable[[Tensor, Tensor], Stack]
 
 @dataclass(frozen=True, eq=False)
 class StackWalk:
-    """What `train` was asked to do, with each client's number of steps."""
+    """Arguments of `train_local`, with each client's number of steps."""
 
     model: FlatModel
     starts: Tensor
@@ -56,14 +56,15 @@ class StackWalk:
 
 
 STACK_BYTES = 1 << 27
-"""How much the weights, gradients and inputs of clients that are trained side by side may take."""
+"""Memory limit for the weights, gradients and inputs of stacked clients."""
 
 GATHER_FLOATS = 1 << 19
-"""How many numbers are gathered ahead for coming steps: few enough to stay in the cache."""
+"""Numbers gathered ahead for coming steps: few enough to stay in the cache."""
 
 
 def width_of(examples: int, work: LocalWork) -> int:
-    """How long a client's batches are made: a function of its own size only, so that others cannot change its bits."""
+    """Return the width of a client's batches, from its own size only."""
+    # If the width depended on the other clients, a client's bits would too: kernels sum in an order given by shapes.
     whole = 1 << max(0, examples - 1).bit_length()
     return whole if work.batch_size is None else min(work.batch_size, whole)
 
@@ -77,13 +78,14 @@ def group_clients(
     tables: Mapping[int, int],
     most: Callable[[int], int],
 ) -> Iterator[list[int]]:
-    """Clients of equal width, longest walk first, in groups that fit into STACK_BYTES, `most(width)` at the most.
+    """Yield groups of clients of equal width, most steps first, within STACK_BYTES and `most(width)` clients.
 
-    `tables` says how many rows of each client's batches are written down ahead.
+    `tables` gives the number of rows of each client's batches that are tabulated ahead.
     """
     features = int(np.prod(model.input_shape))
     group: list[int] = []
     taken = 0
+    # Most steps first: clients that finish leave from the end, and the rest stays one contiguous stack.
     for client in sorted(clients, key=lambda client: (widths[client], -steps[client])):
         numbers = 4 * model.parameters + features * (2 * widths[client] + len(shards[client])) + 4 * tables[client]
         full = bool(group) and (len(group) >= most(widths[client]) or taken + 4 * numbers > STACK_BYTES)
@@ -97,7 +99,7 @@ def group_clients(
 
 
 class ExamplePile:
-    """The examples of a group on one pile, with a last row of zeros that stands for "no example"."""
+    """The examples of a group in one array, with a last row of zeros for "no example"."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         sizes = [len(shard) for shard in shards]
@@ -113,19 +115,19 @@ class ExamplePile:
         self.x, self.y, self.nothing = torch.from_numpy(x), torch.from_numpy(y), len(y) - 1
 
     def rows(self, member: int, batch: Index | None) -> Index:
-        """The rows of a client's batch; None is its whole shard."""
+        """Return the rows of a client's batch; None is its whole shard."""
         start, stop = self.offsets[member], self.offsets[member + 1]
         return np.arange(start, stop) if batch is None else batch + start
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples at (n, b) rows."""
+        """Return the examples at (n, b) rows."""
         return self.x[index], self.y[index]
 
 
 def train_stacked(
     walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]
 ) -> Iterator[Block]:
-    """Local SGD of these clients, `most(width)` at a time; those that have finished fall off the end of the stack."""
+    """Run local SGD of these clients, `most(width)` at a time; finished clients leave the end of the stack."""
     work, shards = walk.work, walk.shards
     widths = {client: width_of(len(shards[client]), work) for client in clients}
     tables = {client: widths[client] * (1 if work.batch_size is None else walk.steps[client]) for client in clients}
@@ -147,14 +149,14 @@ def train_stacked(
 
 
 def own_copy(starts: Tensor, group: list[int]) -> Tensor:
-    """The group's starts as a new (n, d) tensor."""
+    """Return the group's starts as a new (n, d) tensor."""
     return starts.expand(len(group), -1).clone() if starts.dim() == 1 else starts[group].clone()
 
 
 def tabulate_batches(
     pile: ExamplePile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
 ) -> Tensor:
-    """(steps, n, b) rows of the pile, padded with the empty row; the same batches as `batches.shuffled` gives."""
+    """Return (steps, n, b) rows of the pile, padded with the empty row; the same batches as `shuffled_batches`."""
     found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
     for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
         first, stop = pile.offsets[member], pile.offsets[member + 1]
@@ -165,7 +167,7 @@ def tabulate_batches(
 
 
 def whole_shards(pile: ExamplePile, width: int) -> Tensor:
-    """(1, n, b) rows: every client's whole shard in its own order, padded with the empty row."""
+    """Return (1, n, b) rows: every client's whole shard in its own order, padded with the empty row."""
     table = np.full((1, len(pile.offsets) - 1, width), pile.nothing, np.int64)
     for member, (start, stop) in enumerate(pairwise(pile.offsets)):
         table[0, member, : stop - start] = np.arange(start, stop)
@@ -173,12 +175,12 @@ def whole_shards(pile: ExamplePile, width: int) -> Tensor:
 
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Inputs (n, b, features); -share onehot(y) (n, b, classes), or the targets of another task as they are; each row's
-share of the mean (n, b, 1), 0 for padding."""
+"""Inputs (n, b, features); -share onehot(y) (n, b, classes), or the targets of another task; each row's share of the
+mean (n, b, 1), 0 for padding."""
 
 
 def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], model: FlatModel) -> Iterator[Batch]:
-    """The batches of every step for the clients still walking, several small steps gathered at once.
+    """Yield the batches of every step for the clients still training, gathering several small steps at once.
 
     A table of one step serves all steps.
     """
@@ -195,8 +197,9 @@ def gather_batches(pile: ExamplePile, table: Tensor, walks: Sequence[int], model
 
 
 def gather_rows(pile: ExamplePile, index: Tensor, model: FlatModel) -> Batch:
-    """Inputs, targets and shares of (steps, n, b) rows."""
+    """Return inputs, targets and shares of (steps, n, b) rows."""
     there = (index != pile.nothing).float()
+    # Padding has share zero and so adds nothing to a mean gradient.
     share = (there / there.sum(2, keepdim=True).clamp_min(1.0)).unsqueeze(3)
     if not model.task.classic:
         return pile.x[index], pile.y[index], share
@@ -205,9 +208,9 @@ def gather_rows(pile: ExamplePile, index: Tensor, model: FlatModel) -> Batch:
 
 
 class ScatteredExamples(ExamplePile):
-    """The same rows by the same numbers, fetched from the shards when they are asked for.
+    """The same rows, fetched from the shards on demand.
 
-    For clients that look at few of their examples: nothing is copied that is not used.
+    For clients that use few of their examples: nothing unused is copied.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -216,7 +219,7 @@ class ScatteredExamples(ExamplePile):
         self.features = int(np.prod(shards[0].x.shape[1:]))
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples at (n, b) rows; row i is client i's."""
+        """Return the examples at (n, b) rows; row i belongs to client i."""
         places = index.numpy()
         x = np.zeros((*places.shape, self.features), np.float32)
         like = self.shards[0].y
@@ -230,12 +233,12 @@ class ScatteredExamples(ExamplePile):
 
 
 def pile_of(shards: Sequence[Shard], looked_at: float) -> ExamplePile:
-    """One pile, unless only a part of the examples will be looked at."""
+    """Return one pile, or scattered examples if fewer than half of them will be used."""
     return ScatteredExamples(shards) if 2 * looked_at < sum(map(len, shards)) else ExamplePile(shards)
 
 
 PIECE_FLOATS = 1 << 20
-"""How many input numbers of one client are worked on at once."""
+"""Input numbers of one client processed at once."""
 
 
 def private_stacked(
@@ -248,8 +251,10 @@ def private_stacked(
     how: DPSGDSettings,
     clients: Sequence[int],
 ) -> Iterator[Block]:
-    """Private steps of some clients, group by group; those that have finished fall off the end of the stack."""
+    """Take private steps of some clients, group by group; finished clients leave the end of the stack."""
     passes = stack_passes(layers, model)
+    # Private batches are padded to pieces from the client's expected batch, not from the drawn one or the other
+    # clients'.
     widths = {
         client: passes.fit_size(piece_of(how.sample_rates[client] * len(shards[client]), model)) for client in clients
     }
@@ -275,13 +280,15 @@ def private_stacked(
                 widths[group[0]],
                 how.clip_norm,
             )
+            # Per client: clip and sum, add its own noise, divide by its expected batch size, step. The order must not
+            # change.
             add_noise(stack.gradient, noises, stds)
             descent.step(stack.weights, stack.gradient.div_(divisors[:active]))
         yield np.array(group), weights
 
 
 def add_noise(gradient: Tensor, noises: Sequence[Iterator[Tensor | None]], stds: Sequence[float]) -> None:
-    """Add to every client's sum the next step of its own noise."""
+    """Add the next step of each client's own noise to its sum."""
     for member, own in enumerate(gradient):
         noise = next(noises[member])
         if noise is not None:
@@ -289,20 +296,20 @@ def add_noise(gradient: Tensor, noises: Sequence[Iterator[Tensor | None]], stds:
 
 
 def piece_of(expected: float, model: FlatModel) -> int:
-    """How many rows of a batch are worked on at once: from the client's own expected batch, bounded in memory.
+    """Return how many rows of a batch are processed at once, from the client's own expected batch and a memory bound.
 
-    The piece is fixed, and batches are padded to whole pieces, so that nobody else's batch can change a client's bits.
+    The piece is fixed and batches are padded to whole pieces, so no other client's batch can change a client's bits.
     """
     bound = max(16, PIECE_FLOATS // max(1, int(np.prod(model.input_shape))))
     return min(1 << int(expected).bit_length(), 1 << bound.bit_length())
 
 
 PASSES: WeakKeyDictionary[FlatModel, Passes] = WeakKeyDictionary()
-"""Of every model, in which pieces an example's numbers have the same bits at every place."""
+"""Model -> the pieces in which an example's numbers have the same bits at every position."""
 
 
 def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
-    """The pieces that private stacks of this model may have; see `passes`."""
+    """Return the pieces that private stacks of this model may have; see `passes`."""
     if model not in PASSES:
         with torch.random.fork_rng(devices=[]):
             start = flatten_module(model.module())
