@@ -291,6 +291,7 @@ class Simulator:
         With probability `stragglers` a client does a uniform 1..E-1 of its E epochs; its partial work is kept.
         """
         epochs = self._work.epochs
+        # Public streams: who is slow is not claimed to be hidden.
         if not self._stragglers or epochs is None or epochs < 2:
             return None
         rngs = self._client_rngs(self._public, Purpose.STRAGGLERS, cohort, at)

@@ -77,6 +77,7 @@ def count_charges(releases: list[Plain], subject: str, seen: set[int], observer:
             event = reveal_draws(event)
         elif observer == "public":
             event = add_noise(event)
+        # Releases of one joint name are one charged event, such as one epoch of a schedule.
         if release["joint"]:
             if release["joint"] in joint:
                 continue

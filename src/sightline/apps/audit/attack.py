@@ -14,6 +14,7 @@ def bound_proportions(true: int, false: int, trials: int, *, confidence: float) 
 
     Reference: Clopper and Pearson 1934, one-sided, with half of the allowed error on each side.
     """
+    # Two rates are bounded, each with half of the error, so that both hold together.
     error = (1 - confidence) / 2
     lower = float(stats.beta.ppf(error, true, trials - true + 1)) if true else 0.0
     upper = float(stats.beta.ppf(1 - error, false + 1, trials - false)) if false < trials else 1.0
@@ -58,6 +59,7 @@ def one_run_lower(canaries: int, guesses: int, right: int, *, delta: float, conf
     error = 1 - confidence
     if bound_surprise(canaries, guesses, right, epsilon=low, delta=delta) > error:
         return 0.0
+    # The probability bound increases with epsilon: double while epsilon is refuted, up to a cap, then bisect.
     while bound_surprise(canaries, guesses, right, epsilon=high, delta=delta) <= error and high < 64:
         low, high = high, 2 * high
     for _ in range(40):
@@ -127,6 +129,7 @@ def fit_attack(inside: Runs, outside: Runs, marks: MarkedValues, *, delta: float
     best, most = Attack("sum", lambda runs: runs.sum(axis=(1, 2)), 0.0), -1.0
     for name, score in candidate_scores(inside, outside, marks):
         yes, no = score(inside), score(outside)
+        # Thresholds at quantiles of both worlds: evenly spaced ones would miss the tails of skewed scores.
         levels = np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))
         for level in np.unique(levels):
             counts = int((yes >= level).sum()), int((no >= level).sum())
@@ -150,6 +153,7 @@ def candidate_scores(inside: Runs, outside: Runs, marks: MarkedValues) -> Iterat
     if carries.sum() > 1:
         yield "spread", lambda runs: (runs / scale)[:, carries, 0].std(axis=1)
     for name, some in {"discriminant": np.ones_like(marks.tells), "own discriminant": marks.tells}.items():
+        # A discriminant with more numbers than a quarter of the runs would fit the noise.
         if 0 < 4 * int(some.sum()) <= len(outside):
             yield name, _discriminant_score((inside / scale)[:, some], (outside / scale)[:, some], scale, some)
 

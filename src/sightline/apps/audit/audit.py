@@ -118,6 +118,7 @@ def compare_worlds(setting: BuiltExperiment, *, seed: int) -> dict[str, Any]:
     """Run the first round on the file's own data beside worlds without one of a few subjects; return the findings."""
     if setting.federation.elsewhere:
         return {}
+    # The audit's own secret streams: nothing drawn here is used by a run.
     public, secret = Streams.from_seed(setting.experiment.seed), secret_of(seed, 0, 0)
     worker = Simulator(setting, public, secret)
     twins = TwinWorlds(setting, Simulator, public, secret, SUBJECTS)
@@ -159,6 +160,7 @@ def audit_built(
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     pair = AskedPair(observer, subject)
+    # The one-run bound adds canaries x delta to its error, so its delta must be small.
     there = min(privacy.delta, DROWNED / canaries) if delta is None else delta
     tested = runs > 0 and attacks_curve(setting, rounds=count, delta=there, pair=pair)
     at = privacy.delta if tested and delta is None else there
@@ -229,6 +231,7 @@ def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int
     ears = _listened_values(stage)
     worlds: dict[bool, list[Observer]] = {True: [], False: []}
     for number in range(trials):
+        # Both worlds have streams of their own: a shared stream would couple the two samples.
         for inside, watches in worlds.items():
             watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
         progress(2 * (number + 1), 2 * trials)
@@ -251,6 +254,7 @@ def _listened_values(stage: CanarySetup) -> Reading:
     place, own = stage.setting.topology, _gathering_channels(stage)
     clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
     servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
+    # Further senders would add numbers that only blur a discriminant fitted on the tuning runs.
     deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
     return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
 

@@ -83,6 +83,7 @@ class Relays:
         period = self.place.period if self.whole_intervals else 1
         made, far = (round - 1) // period, self.clip_norm * math.sqrt(period) / len(mine)
         told = [c for c in mine if self.level[c.name] == 0]
+        # Expected values of the public mechanism: the relays use no private knowledge.
         moved = sum(made * far * c.clip_factor / len(c.members) for c in told)
         noise = [
             far * c.clip_factor * self.noise_multiplier * c.noise_factor / len(c.members) / self.rate for c in told
@@ -93,6 +94,7 @@ class Relays:
 def relays_for(setting: BuiltExperiment, subject: int, observer: str, upper: float) -> Relays | None:
     """Return the relays from a subject to an observer outside its groups, or None if it is seen directly."""
     place = setting.topology
+    # Relays know the groups beforehand; groups that change would need another plan in every round.
     if not isinstance(place, Groups) or not place.steady:
         return None
     seen = [channel for channel in place.channels if observer in channel.audience]
@@ -175,6 +177,7 @@ class CanaryClients:
         yield list(cohort), ends
 
     def _move(self, end: Tensor, start: Tensor, member: int, at: CallId, splitter: Splitter | None) -> None:
+        # Far beyond the clip norm: a mechanism that forgets to clip on one path is refuted at once.
         loud = self.clip_norm * LOUD
         if member in self.slots:
             slot = self.slots[member]
@@ -213,6 +216,7 @@ def canary_examples(
         y = np.zeros(len(real.train), dtype=np.int64)
         for example, slot in enumerate(holders.get(client, ())):
             factor = inclusion.factor(slot)
+            # One feature per canary: gradients of different canaries are orthogonal and can be read separately.
             x[example, slot] = far * factor if far else LOUD * abs(factor)
             y[example] = int(factor != 0 if far else factor < 0)
         clients.append(Client(Shard(x, y), _zero_shard(features), real.cluster))
@@ -329,6 +333,7 @@ def _trained_part(splitter: Splitter, assigned: Any) -> Tensor:
 
 def part_probes(splitter: Splitter, streams: Streams) -> tuple[list[int], list[int]]:
     """Return (coordinates at which a client canary of a split model may appear, those of the unsplit tensors)."""
+    # Draws with the audit's own stream find which parts exist; the secret draws of runs stay unknown to the attack.
     drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
     found = {place for assigned in drawn for place in probe_places(splitter, assigned)}
     own = sorted(place for place in found if not splitter.unsplit[place])
@@ -399,6 +404,7 @@ class CanaryShards(Simulator):
         ends = starts.expand(len(cohort), -1).clone()
         rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
         for place, (member, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
+            # Real batches with the file's own sampling: amplification is attacked, not assumed.
             how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))
             for example, slot in enumerate(self._holders.get(member, ())[:1]):

@@ -165,8 +165,10 @@ def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: As
         for line in _asked_lines(setting, pair)
         for events, subject in _asked_subjects(setting, ledger, line, pair)
     ]
+    # An infinite claim cannot be refuted.
     if not any(sight.upper < float("inf") for sight in found):
         _nothing_claimed(setting)
+    # Ties go to the smallest number, so that an audit is reproducible.
     worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
     return worst if pair.subject is not None else _nearest_subject(setting, ledger, worst)
 
@@ -228,6 +230,7 @@ def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedP
         return CanarySetup(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
     if splitter is not None:
         own, shared = part_probes(splitter, Streams.from_seed(0))
+        # A guarantee holds for every public start, so the audit may start from zero.
         still = replace(setting, start=torch.zeros(setting.model.parameters))
         return CanarySetup(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
     relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
@@ -300,6 +303,7 @@ def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperim
     change: dict[str, Any] = {"augment": None} | PLAIN_STEPS
     steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
     if steps:
+        # Small steps keep the network where canaries are loudest; the ratio of signal to noise does not depend on it.
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
     few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
     few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})

@@ -84,6 +84,7 @@ def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
     """Run once, with streams keyed by the number of the run."""
     rng = secret_of(seed, number, 0).rng(Purpose.AUDIT)
     slots = [slot for own in stage.holders.values() for slot in own]
+    # Independent fair coins: the bounds of one run rest on them and on nothing else.
     inside = rng.random(len(slots)) < 0.5
     mine = {client_name(client): list(own) for client, own in stage.holders.items()}
     watch = stage.run(
@@ -129,6 +130,7 @@ def _canary_evidence(
     if take_turns(stage.setting) and not any(key[3] in mine for key in watch.seen):
         run = CanaryRun(slots, np.zeros(len(slots), dtype=bool), mine, watch)
         return np.asarray(tabulate_canaries(run, stage).sum(axis=(1, 2)))
+    # Shown values repeat the noise of earlier ones: adding both would count the same evidence twice.
     direct = any(key[1] != SHOWN for key in watch.seen)
     gathered = _canaries_by_channel(stage, slots)
     leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
@@ -212,6 +214,7 @@ class ScoredCanaries:
 
 def score_canaries(stage: CanarySetup, *, runs: int, seed: int) -> ScoredCanaries:
     """Run the scored audits, after a few held-out runs on which the attack is tuned."""
+    # Tuning runs come first and are never scored: a score chosen on the counted runs would be biased.
     first = max(1, runs // 4)
     tables, bits = [], []
     for number in range(first + runs):
@@ -246,6 +249,7 @@ def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCana
     """Test the claimed curve by guesses about the canaries that stand out most; canaries may be dependent."""
     count, error = len(scored.score), (1 - confidence) / len(GUESSED)
     order = np.argsort(-scored.score, kind="stable")
+    # Each number of guesses is fixed beforehand and gets an equal share of the error.
     best, refuted, details = float("inf"), False, {"canaries": count, "runs": scored.runs, "guesses": 0, "right": 0}
     for top, bottom in GUESSED if scored.enough else ():
         ins, outs = (min(round(share * count), count // 2) for share in (top, bottom))
@@ -404,6 +408,7 @@ def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor
     furthest, canary = max(moves, key=lambda move: float(move[0].norm()))
     length = float(furthest.norm())
     direction = furthest / length if length else torch.eye(1, model.parameters, dtype=torch.double)[0]
+    # With dropout two sums differ without the canary too, so the distance alone proves nothing.
     return canary, direction, None if worker_for(model).dropout else round(length / clip_norm, 6)
 
 

@@ -115,6 +115,7 @@ class Observer:
         reading = self.read(source, value, context.time)
         if reading is not None and self._sees(ledger, context.next_id, source):
             turned = round_sign(context.time) if self.turning else 1.0
+            # The sign of the round is taken out again: over all rounds a canary adds up, and reused noise cancels.
             self.seen[context.time, context.use, part, source] = turned * reading
 
     def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
@@ -149,6 +150,7 @@ class ObservedNodes:
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield what the members send, and record it."""
         mechanism = self._mechanism.at(context)
+        # Clipping there is the server's part, and skipping it at the client shows whether the server does it.
         if mechanism.noised_by(context) is NoisedBy.SERVER:
             yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return

@@ -202,6 +202,7 @@ def least_factor(family: ClaimedFamily, refutes: Refutes) -> float:
     # Bisection is valid because refutation is monotone in the noise: more noise is a higher curve.
     high = 0.0
     if refuted(high):
+        # Powers of two first, bisection after: every curve is expensive and is cached.
         while high > -FURTHEST and refuted(high - 1):
             high -= 1
     else:

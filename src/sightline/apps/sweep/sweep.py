@@ -99,6 +99,7 @@ class _Worker:
                 [sys.executable, "-m", "sightline.apps.sweep.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                # Failures come as messages; tracebacks go to a file beside the run.
                 stderr=subprocess.DEVNULL,
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -158,6 +159,7 @@ def run_sweep(
     swept = Swept(failed=[(job, job.mistake) for job in jobs if job.experiment is None])
     tasks = [(job, job.experiment, job_status(job.directory, job.experiment)) for job in jobs if job.experiment]
     for job, _, how in tasks:
+        # Told before anything starts, not after hours of other jobs.
         if how is JobStatus.TAKEN:
             invalid("--out", job.directory, "holds a run of other settings", "give another --out, or remove it")
 

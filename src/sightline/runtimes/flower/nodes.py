@@ -161,6 +161,7 @@ class NodeRegistry:
     def _why_not_registered(self, client: int, facts: Mapping[str, Any]) -> str:
         if facts["client"] != client:
             return f"says that it is {client_name(int(facts['client']))}, and its key is {client_name(client)}'s"
+        # A claimed size is never believed: it would be a weight in the mean, and memory to allocate.
         known = self._register.examples[client]
         return "" if facts["examples"] == known else f"says {facts['examples']} examples, and the register says {known}"
 

@@ -317,6 +317,7 @@ class RemoteClients:
 
     def _restore_state(self, client: int, recall: StateAccess | None) -> Tensor | None:
         """Return a simulated client's state when a run is resumed; after that its node remembers it."""
+        # Real clients keep their state at home; only simulated ones get it from the checkpoint.
         if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
             return None
         self._known.add((client, recall.memory.name))

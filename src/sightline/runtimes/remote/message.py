@@ -23,6 +23,7 @@ from sightline.topology import Channel
 from sightline.training import LocalTask
 from sightline.training.local_work import AS_PLANNED, client_rows
 
+# The random number is not part of the question itself: a site recognises a repeated question without it.
 QUESTION = "question"
 """Field for a random number that no two questions share; an answer must return it."""
 MARKS = (QUESTION, "round", "client")

@@ -230,6 +230,7 @@ class Site:
     def progress(self, approval: Approval) -> tuple[int, int]:
         """Return how many answers of an approval have left, and how many can still be asked for."""
         record, last = self.budget.record(), self._store(approval.id).last
+        # Counted answers have left; one that was begun and not counted can still be asked for.
         left = {call.place: _answer_name(approval, call) in record.counted for call in approval.calls}
         waiting = [place for place, counted in left.items() if place > last or (place == last and not counted)]
         return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
@@ -278,6 +279,8 @@ class Site:
 
     def _answer_call(self, message: WireMessage) -> WireMessage:
         words = message.words
+        # The order of the checks below: approval and reservation first, then the call, then its vectors. Nothing is
+        # computed for a question that is not in an approved plan.
         policy = read_policy(self.folder)
         # Read the policy again for every question: a stricter policy also applies to earlier approvals.
         if policy != self.policy:
