@@ -116,7 +116,7 @@ def make_command(family: "SchemeFamily") -> click.Command:
 
 @click.group("account", cls=SchemeGroup, make_command=make_command, epilog=ACCOUNT_EXAMPLES)
 def account_command() -> None:
-    """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
+    """Print the epsilon of a scheme, or of an exported ledger: a proven upper bound."""
 
 
 @account_command.command(
@@ -133,7 +133,7 @@ def account_command() -> None:
 )
 @answer_options("delta", "accountant", "json")
 def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
-    """What an observer learns of a subject, from an exported ledger alone."""
+    """Print what an observer can learn about a subject, from an exported ledger alone."""
     from sightline.accounting import Accountant
     from sightline.ledger import read_export
 
@@ -151,6 +151,7 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     first = next(iter(held), None)
     if first is not None:
         answer |= {"unit": str(first.unit), "adjacency": str(first.adjacency)}
+        # A noise multiplier means nothing without the sensitivity that it multiplies.
         answer["noise_relative_to"] = "what the subject moves a release by under this adjacency"
     print_answer(answer, as_json)
 
@@ -254,7 +255,7 @@ def make_calibration(family: "SchemeFamily") -> click.Command:
 
 @click.group("calibrate", cls=SchemeGroup, make_command=make_calibration, epilog=CALIBRATE_EXAMPLES)
 def calibrate_command() -> None:
-    """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
+    """Print the least noise multiplier with which a scheme costs at most (epsilon, delta)."""
 
 
 @calibrate_command.command(
@@ -281,7 +282,7 @@ def h2fdp(
     accountant: str,
     as_json: bool,
 ) -> None:
-    """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
+    """Print the noise for examples in segments of several local steps, and beside it what Prop. 3.1 gives."""
     from sightline import accounting
     from sightline.accounting.published import as_published_noise
     from sightline.accounting.schemes import claim_segment
@@ -289,7 +290,9 @@ def h2fdp(
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
     scheme = accounting.segment(noise=1.0, steps=segment, rate=rate, segments=steps, first_step=first_step)
+    # The published noise is printed beside the calibrated one, never used: its cost under our accountant is shown.
     scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
+    # The paper's formula is quoted for comparison; nothing is calibrated to it.
     printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
     answer: dict[str, Any] = {
         "noise_multiplier": scheme.noise_multiplier,
@@ -320,6 +323,7 @@ def calibrate_scheme(
     from sightline.accounting import Accountant
 
     chosen = Accountant(accountant)
+    # Defaults may depend on the budget, such as a share of epsilon for one part of a scheme.
     numbers = family.complete_numbers(numbers, epsilon=epsilon)
     scheme = family.calibrated(numbers, epsilon=epsilon, delta=delta, accountant=chosen)
     spent = scheme.epsilon(delta=delta, accountant=chosen)
@@ -366,7 +370,7 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the heatmap and the curves to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
-    """Epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from who is in which group."""
+    """Print the epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from the memberships."""
     from sightline.ledger.group_privacy import Question, answer_question, save_npz
 
     question = Question(**given)

@@ -92,6 +92,7 @@ def _print_audit(told: dict[str, Any]) -> None:
     click.echo(f"epsilon >= {_round_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
     other = f" (at the file's delta = {told['file_delta']:g}: {format_upper(told['file_epsilon'], digits=4)})"
     click.echo(f"epsilon <= {claimed}  as claimed" + (other if told["file_delta"] != told["delta"] else ""))
+    # Each finding with its own delta: bounds at different deltas are different claims.
     for one in told["findings"]:
         told_so = {name: value for name, value in one.items() if not name.startswith(("epsilon", "delta", "method"))}
         rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told_so.items())

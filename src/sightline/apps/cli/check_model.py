@@ -171,6 +171,7 @@ def time_steps(model: "FlatModel") -> dict[str, Any]:
     worker = worker_for(model)
     worker.weights.copy_(model.init(np.random.default_rng(0)))
     x, y = worker.inputs(probe_inputs(model, BATCH).numpy()), torch.arange(BATCH) % model.classes
+    # Dropout draws random numbers while it is timed; the caller's generator stays as it was.
     with on_one_thread(), torch.random.fork_rng(devices=[]):
         plain = least_seconds(lambda: worker.mean_gradient(x, y))
         private = least_seconds(lambda: worker.clipped_sum(x, y, 1.0))

@@ -93,6 +93,7 @@ class Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command; suggest the nearest name if it is mistyped."""
+        # Checked here, so that an unknown command is one line in our form and not click's usage text.
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from sightline.errors import did_you_mean, invalid
 
@@ -121,6 +122,7 @@ def main() -> NoReturn:
     # The current folder may have been removed.
     with suppress(OSError):
         sys.path.insert(0, os.getcwd())
+    # Before any command starts, so that a run ended by SIGTERM leaves a directory that can be resumed.
     heed_signals()
     escape_unprintable(sys.stdout)
     sys.exit(flush_output(run_arguments(sys.argv[1:])))
@@ -135,6 +137,7 @@ def heed_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Interrupt the command once; a second signal does not disturb its shutdown."""
+    # Only the first signal interrupts: a second one in the middle of saving would leave a half-written state.
     if not _received:
         _received.append(number)
         raise KeyboardInterrupt

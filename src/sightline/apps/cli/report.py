@@ -61,6 +61,7 @@ def export_ledger(run: "RunView", path: Path) -> None:
     from sightline.errors import invalid
     from sightline.ledger import export_ledger
 
+    # allow_nan=False: NaN and Infinity are not JSON, and other readers would fail on them.
     text = json.dumps(export_ledger(run.ledger), allow_nan=False)
     try:
         write_whole(path, text + "\n")
@@ -147,6 +148,7 @@ def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int |
     columns = [_Column(name, [row[place] for row in rows], place < left) for place, name in enumerate(header)]
     if width is None or _table_width(columns) <= width:
         return _draw_table(columns)
+    # Least intrusive first: break headings, then split the table. Nothing is dropped, since each column is a result.
     columns = [column.broken() for column in columns]
     if _table_width(columns) <= width:
         return _draw_table(columns)
@@ -283,6 +285,7 @@ def check_installed() -> None:
 
     from sightline.errors import InvalidInput
 
+    # Found without importing: the extra is optional, and the message must come before a traceback.
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise InvalidInput('sightline serve needs sightline[serve]: pip install "sightline[serve]"')
 
@@ -297,6 +300,7 @@ def announce_server(server: "Server", as_json: bool) -> None:
         click.echo(
             f"Sightline is at  {server.url}\nAnyone with this address can read the runs. Ctrl-C stops the server."
         )
+    # The token protects the pages but travels unencrypted.
     if server.host not in LOCAL:
         click.echo(
             f"sightline: --host={server.host}: other machines can reach this server, and its traffic is not encrypted; "

@@ -74,6 +74,7 @@ def run_command(
         click.echo(json.dumps(summary, allow_nan=False))
     else:
         _print_summary(summary)
+    # The budget ended the run: results are valid, and the exit code tells scripts why it is short.
     if summary["status"] == "stopped":
         click.echo(f"sightline: {printable(summary['status_reason'])}", err=True)
         return 3
@@ -110,6 +111,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("epsilon", f"{_epsilon_words(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
         )
+        # A star with one epsilon for server and public needs no further lines.
         if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
             lines += [(f"  against {kind}", _epsilon_words(value)) for kind, value in summary["observers"].items()]
         lines += _together_lines(summary)

@@ -59,6 +59,7 @@ def approve_command(
     if not yes and not click.confirm("Approve this for one run?", err=True):
         click.echo("not approved: nothing is reserved", err=True)
         raise click.exceptions.Exit(1)
+    # Approving draws up nothing new: what was shown is what is reserved and stored.
     made = site.approve(drawn)
     click.echo(json.dumps(_facts_of(made)) if as_json else f"approved: {made.id}")
 
@@ -93,7 +94,7 @@ def _facts_of(approval: "Approval") -> dict[str, Any]:
 @click.argument("folder", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def status_command(folder: Path, as_json: bool) -> None:
-    """The budget of the site in FOLDER: what is approved, what is reserved, what is left."""
+    """Show the budget of the site in FOLDER: what is approved, what is reserved, what is left."""
     from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
     from sightline.runtimes.site.approval import percent_up
@@ -265,7 +266,7 @@ def flower_site(folder: Path, socket: Path) -> None:
 @click.argument("folder", type=APP_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def spent_command(folder: Path, as_json: bool) -> None:
-    """How much of its budget the site in FOLDER has spent, over all runs."""
+    """Show how much of its budget the site in FOLDER has spent, over all runs."""
     from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
     from sightline.runtimes.site.approval import percent_up

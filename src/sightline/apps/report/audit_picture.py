@@ -46,6 +46,7 @@ def audit_page(name: str, told: Mapping[str, Any]) -> str:
 def audit_svg(name: str, told: Mapping[str, Any]) -> str:
     """Return the picture; every text of the file is escaped."""
     findings: Sequence[Mapping[str, Any]] = told["findings"]
+    # The small number avoids a division by zero if every bound is zero.
     most = max([_finite_or(one[end]) for one in findings for end in ("epsilon_lower", "epsilon_upper")] + [1e-9])
     height = TOP + ROW * len(findings) + 20
     who = f"{told['observer']} about {told['subject']} ({told['unit']}), {told['rounds']} rounds"

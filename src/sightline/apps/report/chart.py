@@ -22,6 +22,7 @@ def axis_ticks(low: float, high: float, *, about: int = 5, whole: bool = False) 
     """
     step = nice_step((high - low) / about, whole=whole)
     first, last = math.ceil(low / step - TINY), math.floor(high / step + TINY)
+    # Rounding removes the error of the multiplication: 0.6000000000000001 would be printed.
     places = 3 - math.floor(math.log10(step))
     return [round(place * step, places) for place in range(first, last + 1)]
 
@@ -41,6 +42,7 @@ def axis_domain(
     """Return the range of an axis: all finite values, widened to round numbers, within floor and ceiling."""
     low, high = value_extent(values)
     size = max(abs(low), abs(high))
+    # A constant line: give it room, or the scale divides by zero.
     if high - low <= max(1e-12 * size, NOTHING):
         room = 0.1 * size if size > NOTHING else 1.0
         low, high = low - room, high + room
@@ -183,7 +185,9 @@ def line_chart(
         return None
     there = [place for place in range(len(x)) if any(line.values[place] is not None for line in lines)]
     places = [there[place] for place in places_to_keep([[line.values[place] for place in there] for line in lines])]
+    # Joined lines have their own x values: thinning by one line would drop points of another.
     xs, thin = _take_places(x, lines, there if joined else places)
+    # Positions are in thousandths of the plot: the SVG stretches to any width while text keeps its size.
     across, up = _horizontal_axis(xs), _vertical_axis(thin, y_axis, mark)
     return Chart(
         id=id,
@@ -267,6 +271,7 @@ def _draw_line(
     strokes = [stroke for stroke in strokes if stroke]
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
+    # A single point between two gaps has no stroke and would be invisible without a dot.
     dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
     band = _margin_outline(
         [(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)]

@@ -104,6 +104,7 @@ def _radius_length(place: Any, centre: Sequence[float], radius: float) -> float:
 
 def _make_point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) -> Point:
     chances = (facts.get("confidence") or [])[client]
+    # Only the released mixture is used here: showing the likeliest cluster of a client costs no privacy.
     likeliest = max(range(len(chances)), key=lambda m: chances[m])
     truth = facts.get("truth")
     words = f"client-{client}: cluster {likeliest} with probability {chance_words(chances[likeliest])}"
@@ -119,6 +120,7 @@ def chance_words(chance: float) -> str:
     >>> chance_words(0.9999), chance_words(0.731)
     ('above 99.9 %', '73.1 %')
     """
+    # A posterior is never certain, so 100 % is not printed.
     return "above 99.9 %" if chance > 0.999 else f"{100 * chance:.1f} %"
 
 
@@ -162,6 +164,7 @@ def place_strips(rows: Sequence[Mapping[str, Any]], truth: Sequence[int] | None)
     if not there or len(there[0]["clusters"]["assignment"]) > MOST_CLIENTS:
         return None
     clients = range(len(there[0]["clusters"]["assignment"]))
+    # By true cluster, where it is known: a wrong assignment stands out as a stripe of another colour.
     order = sorted(clients, key=lambda n: (0 if truth is None else truth[n], n))
     blocks = [block for strip, client in enumerate(order) for block in _client_strip(there, client, strip)]
     return PlaceStrips(tuple(blocks), _phase_spans(there), len(order) * ROW) if len(blocks) <= MOST_BLOCKS else None

@@ -67,6 +67,7 @@ class Spread:
         """
         if not values:
             return None
+        # One infinite epsilon makes the mean infinite: leaving it out would claim a guarantee for the group.
         finite = all(math.isfinite(value) for value in values)
         mean = fmean(values) if finite else math.inf
         deviation = stdev(values) if finite and len(values) > 1 else None
@@ -94,6 +95,7 @@ ALWAYS = frozenset(
 def measure_run(run: RunView, name: str) -> float | None:
     """Return one measure of one run; epsilon is infinite without a guarantee, None is unknown."""
     if name == "epsilon":
+        # A run without a guarantee is comparable only as infinite; a blank would look like unknown.
         return math.inf if run.unit is Unit.NONE else run.epsilon
     if name == "seconds":
         return run.fact("seconds") or run.total("seconds")
@@ -154,6 +156,7 @@ def group_runs(runs: Sequence[RunView]) -> Comparison:
     differs = tuple(name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1)
     found: dict[str, tuple[dict[str, Any], list[RunView]]] = {}
     for run, one in zip(runs, settings, strict=True):
+        # Grouped by the settings that differ, in the order of the runs: seeds and names do not separate runs.
         own = {name: one.get(name) for name in differs}
         found.setdefault(_sort_key(own), (own, []))[1].append(run)
     return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in found.values()))
@@ -235,6 +238,7 @@ def _unlike_note(private: list[RunView]) -> str:
 
 def _shared_noise(private: list[RunView]) -> str:
     """Return a warning if simulations share a seed: they add the same noise to different sums."""
+    # Only noise from a seed is shared; runs with noise_source = "os" never share theirs.
     simulated = Counter(run.fact("seed") for run in private if run.fact("noise_source", "seed") == "seed")
     if max(simulated.values(), default=0) < 2:
         return ""
@@ -390,6 +394,7 @@ def group_course(group: Group, against: Against, metric: Metric = ACCURACY) -> C
     # A mean over changing subsets of runs would jump where a run stopped early.
     common = sorted(set(found[0]).intersection(*found[1:]))
     means = [fmean(one[number][1] for one in found) for number in common]
+    # Thinned by the mean alone, so that x, mean and band keep the same rounds.
     places = places_to_keep([means], limit=POINTS)
     deviations = [stdev([one[number][1] for one in found]) if len(found) > 1 else None for number in common]
     return Course(
@@ -464,6 +469,7 @@ def check_figure(path: Path) -> str:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in (*PICTURES, "html"):
         invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
+    # matplotlib is an extra: pages need no library for their charts.
     if kind != "html" and find_spec("matplotlib") is None:
         invalid("--figure", path, "pictures need matplotlib", 'use .html, or pip install "sightline[figures]"')
     if not path.parent.is_dir():

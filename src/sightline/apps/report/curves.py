@@ -96,6 +96,7 @@ def metric_for_epsilon(run: RunView) -> Chart | None:
         return None
     values = run.series(run.metric.test_key)
     pairs = [(spent, reached) for spent, reached in zip(worst_epsilons(run), values, strict=True)]
+    # Rounds without an evaluation or without a stated epsilon have no point.
     pairs = [(spent, reached) for spent, reached in pairs if spent is not None and reached is not None]
     if len(pairs) < 2:
         return None
@@ -116,6 +117,7 @@ def worst_epsilons(run: RunView) -> Values:
     found: list[float | None] = []
     for row in run.rounds:
         values = list((row.get("epsilon") or {}).values())
+        # An infinite epsilon is stored as None: the maximum of the others would understate it.
         found.append(max(values) if values and None not in values else None)
     return found
 
@@ -132,6 +134,7 @@ def rounds_table(run: RunView) -> dict[str, Any]:
     """Return the evaluated rounds as rows, evenly thinned if there are many."""
     rows, spent, metric = run.rounds, worst_epsilons(run), run.metric
     shown = [place for place, row in enumerate(rows) if row.get(metric.test_key) is not None] or list(range(len(rows)))
+    # The last round is always in the table.
     places = [*shown[: -1 : -(-len(shown) // ROWS)], shown[-1]]
     private = run.unit is not Unit.NONE
     header = ["Round", f"Test {metric.title}", "Test loss", "Mean client", "Worst client"]
@@ -167,6 +170,7 @@ KINDS = {
 
 def costs_content(run: RunView) -> Content | None:
     """Return totals, means and curves of a run with a resource model; None for every other run."""
+    # Energy and delay are simulated: without a resource model there is nothing to show.
     if not run.fact("resources") or not run.rounds:
         return None
     rows = [

@@ -18,12 +18,14 @@ def write_whole(path: Path, text: str) -> None:
 
     Lone surrogates, which no file can hold, become question marks. Only the owner can write to the file.
     """
+    # A random name with O_EXCL and O_NOFOLLOW: no other user can have put a link there beforehand.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
             file.flush()
+            # On disk before the rename, or a crash could leave an empty file under the final name.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -88,6 +90,7 @@ def format_number(value: float | None, digits: int = 3) -> str:
 def _to_digits(value: float, digits: int, rounding: str) -> str:
     # Decimal arithmetic: rounding up in binary could round a number that is exact in decimal.
     exact = Decimal(repr(float(value)))
+    # Beyond seven digits an exponent is easier to read than a row of zeros.
     if abs(exact.adjusted()) > 6:
         quantum = Decimal((0, (1,), exact.adjusted() - digits + 1))
         return format_short(float(exact.quantize(quantum, rounding=rounding)))

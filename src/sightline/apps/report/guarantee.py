@@ -254,6 +254,7 @@ class _Teller:
     def add(self, release: Release) -> None:
         """Add a release to the row of its kind."""
         words, form = self._words.get(release.event) or self._explain_event(release.event)
+        # Releases of many clients about themselves become one row; their sources are listed by kind.
         of_itself = release.subjects == {release.source}
         source = kind_of(release.source) if of_itself else release.source
         rest, peers = self._split_audience(source, release) if of_itself else (release.audience, 0)
@@ -447,6 +448,7 @@ def promise_words(run: RunView) -> list[str]:
     if run.epsilon is None:
         return ["The run has not yet stated an epsilon, so nothing is promised here."]
     if math.isinf(run.epsilon):
+        # One unbounded observer is enough: the headline never hides it behind the others.
         against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
         return [f"There is no privacy guarantee against {against}.", "Something reached them without noise."]
     powers = {kind: most_hits(run, kind) for kind in run.spent}
@@ -517,6 +519,7 @@ def factor_words(epsilon: float, delta: float) -> str:
     """
     if epsilon > LARGEST_FACTOR:
         return "At this epsilon an outcome may be almost certain in one case and almost impossible in the other."
+    # Printed beside the power, because a rare outcome may tell more than the average one.
     factor = format_upper(math.exp(epsilon), digits=4)
     return (
         f"Any outcome is at most {factor} times as likely in one case as in the other, plus δ = {format_short(delta)}."
@@ -540,6 +543,7 @@ def most_hits(run: RunView, kind: str) -> float:
     of a composition in the ledger, and the least of them holds. Curves are not used if the page states more than the
     ledger adds up to, because the ledger is then not the whole claim, nor if there are more than `CURVES`.
     """
+    # One pair (epsilon, delta) bounds the power badly; each composition proves a whole curve of pairs.
     stated = power_at_most(run.spent[kind], run.delta or 0.0)
     found = run.compositions_seen_by(kind)
     if not found or len(found) > CURVES or run.spent[kind] > (1 + 1e-6) * max(map(run.epsilon_of, found)):
@@ -578,6 +582,7 @@ def together_words(run: RunView) -> str:
 def unfinished_words(run: RunView) -> str:
     """Return a note about releases of an unfinished round, or that the rounds' epsilon does not cover."""
     if not run.unfinished:
+        # A tolerance for the arithmetic: the same composition accounted twice may differ in the last digits.
         more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
         return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
     return (

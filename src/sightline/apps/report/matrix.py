@@ -41,8 +41,10 @@ PHRASES = {
 
 def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silent: str = ITSELF) -> dict[str, Any]:
     """Return the heatmap: rows are subjects, columns observers; infinity is without noise, None is `silent`."""
+    # Infinity has its own colour and must not set the scale.
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
+    # Cells hold indices into a short list of phrases: few values differ, and the page stays small.
     number = {value: place for place, value in enumerate(different)}
     return {
         "across": len(columns),
@@ -114,7 +116,7 @@ def _equal_stretches(kinds: Iterable[tuple[str, str] | None]) -> list[tuple[tupl
 def name_ticks(words: Sequence[str]) -> list[dict[str, str]]:
     """Return names along a side, and the middle of their cells in percent.
 
-    >>> name_ticks(["client-0", "a very long name of somebody"])
+    >>> name_ticks(["client-0", "a very long name of a client"])
     [{'at': '25.00', 'text': 'client-0'}, {'at': '75.00', 'text': 'a very long nam…'}]
     """
     every = -(-len(words) // TICKS) if words else 1
@@ -203,8 +205,11 @@ def epsilon_matrix(run: RunView) -> Matrix | None:
         return None
     views = [run.ledger.view(column.name) for column in columns]
     different = frozenset[Composed]().union(*(view.compositions() for view in views))
+    # Too many classes to account again in seconds. The worst row bounds all of them; thinning out or averaging would
+    # not.
     if len(different) > CLASSES or _work_out(views, subjects) > WORK:
         return _worst_only(run, columns, views, subjects)
+    # The least protected subjects come first.
     rows = sorted(_subject_classes(run, views, subjects).items(), key=lambda row: [-cell.epsilon for cell in row[0]])
     return Matrix(
         tuple(columns), tuple((write_parties(frozenset(names)), alike_words(names), cells) for cells, names in rows)
@@ -231,6 +236,7 @@ def alike_words(names: Sequence[str]) -> str:
 
 def _worst_only(run: RunView, columns: Sequence[Column], views: Sequence[View], subjects: Sequence[str]) -> Matrix:
     """Return one row, the worst over all subjects: as the last round wrote it, or infinite without noise."""
+    # A trusted party is not bound by the guarantee: its column is infinite.
     spent = [run.spent.get(column.kind, math.inf) if not column.trusted else math.inf for column in columns]
     cells = tuple(Cell(value if view.compositions() else 0.0) for value, view in zip(spent, views, strict=True))
     word = f"the worst of {format_count(len(subjects))}, who differ in noise or rate"

@@ -60,6 +60,7 @@ def render_run(run: RunView, sections: Sequence[Section] = SECTIONS) -> str:
 
 def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
     """Return the sections that apply to the run, with their content."""
+    # Every section decides by itself whether it has anything to show for this kind of run.
     found = [(section, section.content(run)) for section in sections]
     return [(section, content) for section, content in found if content is not None]
 
@@ -95,6 +96,7 @@ def template_environment(*packages: str) -> Environment:
     made = Environment(
         loader=ChoiceLoader([PackageLoader("sightline", f"apps/{package}") for package in (*packages, "report")]),
         autoescape=True,
+        # A misspelt name in a template is an error and not an empty place.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

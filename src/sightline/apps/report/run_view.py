@@ -38,6 +38,7 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
             below = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
     except PermissionError:
         return
+    # A run directory is not searched further: what lies inside belongs to the run.
     if here:
         yield folder
     elif depth:
@@ -60,6 +61,7 @@ def runs_of(places: Iterable[Path]) -> list[Path]:
         if not below:
             invalid("run", place, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
         for directory in below:
+            # By resolved path, so that a run named twice is compared once.
             found.setdefault(directory.resolve(), directory)
     return list(found.values())
 
@@ -119,6 +121,7 @@ class RunView:
     def read(cls, directory: Path) -> "RunView":
         """Read the run of a directory; raise if its ledger is damaged or its journal contradicts its records."""
         with RunRecord.open_to_read(directory) as record:
+            # A ledger whose hash chain is broken gets no page at all.
             record.verify()
             settings = read_settings_text(directory)
             # Rounds before ledger: a run in progress may add releases in between, and those must be counted.
@@ -195,6 +198,7 @@ class RunView:
         """Return the joint cost of this run and those that it started from; None if it started from none."""
         if self.unit is Unit.NONE or not self.fact("started_from"):
             return None
+        # Use the joint cost that the run has stored; otherwise add it up from the earlier runs.
         told = self.fact("together")
         if isinstance(told, dict):
             return told
@@ -228,6 +232,7 @@ class RunView:
         written = self.written
         found = {}
         for kind in [*self.observers, *(kind for kind in written if kind not in self.observers)]:
+            # The larger of the two: releases of an interrupted round are in the ledger and not in the last row.
             found[kind] = max(written.get(kind, 0.0), self._by_ledger(kind))
         return found
 
@@ -241,6 +246,7 @@ class RunView:
         if self.unit is Unit.NONE:
             return math.inf
         found = self.compositions_seen_by(kind)
+        # Every client with its own noise: accounting again takes long, and the last round covers all releases.
         if len(found) > CLASSES and not self.unfinished and kind in self.written:
             return 0.0
         return max((self.epsilon_of(composed) for composed in found), default=0.0)

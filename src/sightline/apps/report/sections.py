@@ -207,6 +207,7 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
 def _use_chart(spread: UseSpread, members: int, who: str, scheduled: bool) -> Bars | None:
     """Return how many members are used how often under Poisson sampling, or None."""
     low, high = spread.at(1e-4), spread.at(1 - 1e-4)
+    # Nothing to draw if every member is used equally often; too many bars are unreadable.
     if not low < high <= low + MOST_BARS:
         return None
     uses = list(range(low, high + 1))
@@ -320,6 +321,7 @@ def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> A
     """Draw epsilon of subject (row) against observer (column); white where the threat model has no pair."""
     by_worker = answer.workers <= MOST_DRAWN
     values = spread_over(answer.matrix, answer.pairs.class_of).copy() if by_worker else answer.matrix
+    # A worker learns nothing new about itself: the diagonal stays white.
     if by_worker:
         np.fill_diagonal(values, np.nan)
     image = axes.imshow(values, cmap="magma", vmin=0.0, vmax=top, interpolation="nearest")
@@ -386,6 +388,7 @@ class Square:
 
 def groups_content(run: RunView) -> Content | None:
     """Return the heatmap of a run on overlapping groups; None for every other run."""
+    # Other topologies have few kinds of observers: the matrix of the report covers them.
     if run.fact("topology") != "groups" or run.unit is Unit.NONE or not len(run.ledger):
         return None
     names = [client_name(n) for n in range(int(run.fact("clients", 0)))]
@@ -424,6 +427,7 @@ def _draw_squares(
 ) -> list[Square]:
     side = SIZE / len(pairs.classes)
     found = []
+    # One search per observer class, shared by all subjects: members of a class see the same releases.
     hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]
     for n, row in enumerate(epsilons):
         for i, value in enumerate(row):

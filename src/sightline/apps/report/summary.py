@@ -15,6 +15,7 @@ def summarise_run(run: RunView) -> dict[str, Any]:
 
     Guarantees: epsilon counts every release in the ledger, including those of an interrupted round.
     """
+    # These names are an interface for scripts: add to them, never rename.
     facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds",
              "threads", "mkl_cbwr", "cpu_capability", "paths", "workers")  # fmt: skip
     metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
