@@ -1,1 +1,1 @@
-"""What people use: the command line, reports, the local pages, sweeps and audits."""
+"""Applications: the command line, reports, the local web pages, sweeps and audits."""

@@ -1,6 +1,6 @@
-"""Where clients are trained: in the simulator on this machine, or at nodes elsewhere.
+"""Client executors: they train the clients of a run in this process, in a pool, or on remote nodes.
 
-What is heavy is loaded when it is asked for: a node that only passes messages to a site does without torch.
+Heavy modules load on first use: a node that only passes messages to a site never imports torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["Simulator"]
 
 
 def __getattr__(name: str) -> Any:
-    """The simulator."""
+    """Import `Simulator` on first use."""
     if name != "Simulator":
         raise AttributeError(f"module 'sightline.runtimes' has no attribute {name!r}")
     from sightline.runtimes.simulator import Simulator

@@ -1,4 +1,4 @@
-"""Who does the local training of a simulator: this process, or one process per core. The bits are the same."""
+"""Local training for the simulator, in this process or in one process per core, with identical results."""
 
 import mmap
 import multiprocessing
@@ -45,18 +45,18 @@ CALLS: dict[str, Callable[..., Iterator[Any]]] = {
     "dp_sgd_parts": _run_dp_sgd_parts,
 }
 Rows = tuple[NDArray[np.intp], Tensor]
-"""Places in the cohort, and one end vector for each."""
+"""Positions in the cohort, and one end vector for each."""
 
 TENSORS = ("starts", "anchor", "linear", "mask")
-"""What of a job is as long as the model: between processes it goes through shared memory."""
+"""The fields of a job that are as long as the model. They pass between processes through shared memory."""
 
 ROWS_BYTES = 1 << 27
-"""How much shared memory the end vectors of one turn may take."""
+"""Upper limit for the memory that the end vectors of one turn take."""
 
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Where a tensor of a job lies in shared memory: one row for all, or a row for each client."""
+    """The location of a tensor of a job in shared memory: one row for all clients, or one row per client."""
 
     place: int
     rows: list[int] | None
@@ -64,7 +64,7 @@ class SharedRows:
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """A call of local training for some clients; `each` holds the arguments that are one per client."""
+    """One call of local training for some clients; `each` holds the arguments that differ per client."""
 
     call: str
     starts: Tensor
@@ -73,7 +73,7 @@ class TrainingJob:
     shared: Mapping[str, Any]
 
     def part(self, places: Sequence[int]) -> "TrainingJob":
-        """The same call for the clients at these places of the cohort."""
+        """Return the same call for the clients at these positions of the cohort."""
         rows = torch.as_tensor(list(places))
 
         def picked(tensor: Any) -> Any:
@@ -86,30 +86,36 @@ class TrainingJob:
         return part
 
     def tensor_of(self, name: str) -> Any:
-        """One of `TENSORS`."""
+        """Return the field `name`, one of `TENSORS`."""
         return self.starts if name == "starts" else getattr(self.terms, name)
 
     def with_tensor(self, name: str, value: Any) -> "TrainingJob":
-        """The same job with another of `TENSORS`."""
+        """Return the same job with another value for one of `TENSORS`."""
         if name == "starts":
             return replace(self, starts=value)
-        terms = copy(self.terms)  # what stands for a tensor on its way is none, which terms would refuse
+        # A SharedRows placeholder is not a tensor, so the constructor of LocalTerms would reject it: copy and set the
+        # field.
+        terms = copy(self.terms)
         object.__setattr__(terms, name, value)
         return replace(self, terms=terms)
 
     def run(self, model: FlatModel | Splitting, shards: Sequence[Shard]) -> Iterator[Rows]:
-        """Do it here; calls on parts take the splitting in the model's place."""
+        """Train here and yield blocks of rows; calls on model parts take the splitting instead of the model."""
         yield from CALLS[self.call](model, self.starts, shards, **self.shared, **self.each, terms=self.terms)
 
 
 class HereTrainer:
-    """Training in this process."""
+    """Trainer that runs in this process."""
 
     def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None) -> None:
         self._model, self._shards, self._trained = model, shards, splitting or model
 
     def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
-        """End vectors, in the order of the cohort: sums over them must not depend on how clients were stacked."""
+        """Yield end vectors in the order of the cohort.
+
+        The order is fixed because floating-point sums over the rows must not depend on how clients were stacked.
+        """
+        # float32 takes 4 bytes. At least one row, however large the model is.
         rows = max(1, ROWS_BYTES // (4 * self._model.parameters))
         for first in range(0, len(cohort), rows):
             places = range(first, min(first + rows, len(cohort)))
@@ -121,25 +127,25 @@ class HereTrainer:
 
     @property
     def processes(self) -> int:
-        """This one."""
+        """Return 1."""
         return 1
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to release."""
 
 
 SHARE = 4
-"""Clients that each process trains in one turn: few, so that the parent adds one turn up while they train the next."""
+"""Clients per process in one turn. Few, so that the parent sums one turn while the processes train the next."""
 AHEAD = 2
-"""Turns that are under way at once: the one whose rows are handed out, and the one that is trained meanwhile."""
+"""Turns in flight at once: the one whose rows are being consumed, and the one being trained."""
 
 
 class PoolTrainer:
-    """Training in forked processes that share the data and exchange vectors through shared memory.
+    """Trainer that runs in forked processes, which share the data and exchange vectors through shared memory.
 
-    Guarantees: every client is trained alone by the same code with the same streams as in one process, and results come
-    back in the order of the cohort: same bits, however long a turn is. Rows that were handed out are valid until the
-    next ones are asked for. An error in a process is raised here; processes end with their parent.
+    Guarantees: every client is trained alone, by the same code and with the same streams as in one process, and results
+    come back in the order of the cohort, so the bits do not depend on the length of a turn. Yielded rows are valid
+    until the next ones are requested. An error in a process is raised here. The processes end with their parent.
     """
 
     def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None, workers: int) -> None:
@@ -148,7 +154,9 @@ class PoolTrainer:
         self._rows = max(workers, min(most, SHARE * workers))
         self._ends = share_rows(AHEAD * self._rows, model.parameters)
         self._common = share_rows(len(TENSORS), model.parameters)
-        self._given = share_rows(len(TENSORS) * AHEAD * self._rows, model.parameters)  # nothing until it is written
+        # Anonymous memory takes no room until it is written, so the largest case can be mapped up front.
+        self._given = share_rows(len(TENSORS) * AHEAD * self._rows, model.parameters)
+        # Fork, not spawn: the children inherit the model, the data and the mapped rows without a copy.
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._waited_for: deque[list[Connection]] = deque()
@@ -162,13 +170,13 @@ class PoolTrainer:
 
     @property
     def processes(self) -> int:
-        """How many train."""
+        """Return the number of training processes."""
         return len(self._pipes)
 
     def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
-        """End vectors, in the order of the cohort; each valid until the next is asked for.
+        """Yield end vectors in the order of the cohort; each block is valid until the next one is requested.
 
-        A call in the middle of another is trained in this process, which gives the same bits.
+        A call during another one is trained in this process, which gives the same bits.
         """
         if self._busy:
             yield from HereTrainer(self._model, self._shards, self._splitting).run(job, cohort)
@@ -176,7 +184,8 @@ class PoolTrainer:
         self._busy = True
         try:
             yield from self._run_turns(self._share_common(job), cohort)
-        finally:  # whoever stops early leaves nothing in the pipes that the next call would take for its own
+        finally:
+            # A caller that stops early must leave no answers in the pipes: the next call would take them for its own.
             while self._waited_for:
                 with suppress(Exception):
                     self._finish_turn()
@@ -187,6 +196,8 @@ class PoolTrainer:
         for number, places in enumerate(turns[:AHEAD]):
             self._ask_turn(job, cohort, places, number)
         for number, places in enumerate(turns):
+            # Turn n and turn n + AHEAD use the same rows: the next turn is requested only after the caller has consumed
+            # this one.
             self._finish_turn()
             first = number % AHEAD * self._rows
             yield np.asarray(places), self._ends[first : first + len(places)]
@@ -194,7 +205,7 @@ class PoolTrainer:
                 self._ask_turn(job, cohort, turns[number + AHEAD], number + AHEAD)
 
     def _share_common(self, job: TrainingJob) -> TrainingJob:
-        """The job with what all clients have in common written to shared memory once."""
+        """Write the tensors that all clients share to shared memory once, and return the job that points to them."""
         for place, name in enumerate(TENSORS):
             value = job.tensor_of(name)
             if value is not None and value.dim() == 1 and value.dtype == torch.float32:
@@ -214,7 +225,7 @@ class PoolTrainer:
                 asked.append(pipe)
 
     def _share_given(self, job: TrainingJob, rows: list[int]) -> TrainingJob:
-        """The job of one process with its clients' own tensors written to shared memory."""
+        """Write the per-client tensors of one process to shared memory, and return the job that points to them."""
         for place, name in enumerate(TENSORS):
             value = job.tensor_of(name)
             if isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.float32:
@@ -224,25 +235,28 @@ class PoolTrainer:
         return job
 
     def _finish_turn(self) -> None:
-        """Wait for the processes of the oldest turn that is under way."""
+        """Wait for the oldest turn in flight; raise the first error of its processes."""
         answers = [_receive_answer(pipe) for pipe in self._waited_for.popleft()]
         failures = [answer for answer in answers if answer is not None]
         if failures:
             raise failures[0]
 
     def _share_clients(self, cohort: Sequence[int], places: range, number: int) -> list[int]:
-        """Largest shards first, dealt in turn: the processes finish together."""
+        """Return the positions for one process: largest shards first, dealt in turn, so that all finish together."""
         heavy = sorted(places, key=lambda place: (-len(self._shards[cohort[place]]), place))
         return sorted(heavy[number :: len(self._pipes)])
 
     def _serve_pipe(self, pipe: Connection, not_mine: Sequence[Connection]) -> None:
+        # A fork inherits the other pipes. Close them, or this process never sees EOF when the parent ends.
         for other in not_mine:
             other.close()
+        # One thread per process: the number of threads changes the order of sums inside torch, and with it the bits.
         torch.set_num_threads(1)
         with suppress(EOFError, KeyboardInterrupt):
             while True:
                 job, clients, rows = pipe.recv()
                 pipe.send(self._run_served(job, clients, rows))
+        # Skip the exit handlers that the fork inherited: they belong to the parent.
         os._exit(0)
 
     def _run_served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
@@ -262,13 +276,13 @@ class PoolTrainer:
         return None
 
     def close(self) -> None:
-        """Let the processes end."""
+        """Close the pipes; the processes end at EOF."""
         for pipe in self._pipes:
             pipe.close()
 
 
 def share_rows(rows: int, parameters: int) -> Tensor:
-    """Rows in memory that forked processes share; it takes room when it is written to."""
+    """Return a tensor in memory that forked processes share; the pages are allocated on first write."""
     memory = mmap.mmap(-1, 4 * rows * parameters)
     return torch.frombuffer(memory, dtype=torch.float32).view(rows, parameters)
 
@@ -284,7 +298,10 @@ def _receive_answer(pipe: Connection) -> BaseException | None:
 def trainer_for(
     model: FlatModel, shards: Sequence[Shard], workers: int, splitting: Splitting | None = None
 ) -> HereTrainer | PoolTrainer:
-    """Processes where they pay: not for stacks of dense networks, done before they are shared, nor on one device."""
+    """Return a pool where processes pay off, and the in-process trainer otherwise.
+
+    Stacks of dense networks are done before they could be shared out, and an accelerator is one device for all.
+    """
     here = model.device.type != "cpu" or dense_layers(model) is not None
     if workers > 1 and len(shards) > 1 and not here:
         return PoolTrainer(model, shards, splitting, workers)

@@ -1,4 +1,4 @@
-"""`--workers auto`: how many processes train a run's clients, by what a few of them cost here; the same bits."""
+"""Choice of the number of training processes for `--workers auto`, measured on this machine; results do not change."""
 
 import math
 import multiprocessing
@@ -30,15 +30,15 @@ from sightline.training.measure_paths import (
 
 AUTO = "auto"
 WORTH_SECONDS = 5.0
-"""A run whose training is shorter than this in one process is left there: processes take time to begin."""
+"""Training that takes less than this in one process stays there: starting processes takes time too."""
 WORTH = 0.9
-"""Several processes are taken when they need at most this share of one process' time."""
+"""A pool is used if it needs at most this share of the time of one process."""
 EACH = 4
-"""Clients of the comparison for each process."""
+"""Clients per process in the timing comparison."""
 
 
 def check_workers(workers: int | str) -> None:
-    """Raise unless it is a number of processes or `auto`."""
+    """Raise InvalidInput unless `workers` is a positive whole number or `auto`."""
     if isinstance(workers, str) and workers == AUTO:
         return
     if isinstance(workers, bool) or not isinstance(workers, int):
@@ -48,10 +48,10 @@ def check_workers(workers: int | str) -> None:
 
 
 def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, Streams], Simulator]:
-    """What makes the simulator of a run; chosen processes are the run's own, twin worlds then train in this one.
+    """Return the factory of a run's simulator; a chosen pool belongs to the run, and twin worlds train in this process.
 
-    Nothing is chosen but one process where a fork is not safe, since the caller has other threads at work, and in a
-    process that is one of many itself.
+    With `auto`, only one process is chosen where a fork is unsafe because the caller has other threads, and inside a
+    worker process.
     """
     made: list[Simulator] = []
     alone = multiprocessing.parent_process() is None and active_count() == 1
@@ -65,10 +65,10 @@ def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, S
 
 
 def choose_workers(setting: BuiltExperiment) -> int:
-    """One process, or one per core where the training takes seconds and several processes are faster at it.
+    """Return one process per core where training takes seconds and a pool is faster; else 1.
 
-    Guarantees: never more processes than cores that this process may use; one where others could not help (dense
-    stacks, parts of models, another device) and where nothing shall be measured (`local.paths`, `SIGHTLINE_PATHS`).
+    Guarantees: never more processes than cores that this process may use; 1 where more cannot help (dense stacks, model
+    parts, an accelerator) and where measuring is switched off (`local.paths`, `SIGHTLINE_PATHS`).
     """
     cores, model = count_cores(), setting.model
     if not (cores > 1 and len(setting.clients) > 1 and wants_measuring(setting.experiment)):
@@ -83,7 +83,8 @@ def choose_workers(setting: BuiltExperiment) -> int:
 
 
 def planned_steps(setting: BuiltExperiment) -> float:
-    """Local steps of a whole run, as they are expected: public settings and sizes, nobody's draws."""
+    """Return the expected number of local steps of the run, from public settings and sizes only."""
+    # The choice must not depend on a draw: cohorts are secret where sampling is claimed to amplify.
     expected = math.fsum(setting.sampler_of(channel).expected for channel in setting.topology.gathers)
     work, sizes = local_work(setting.experiment), setting.federation.sizes.tolist()
     plans = [setting.mechanism.steps_of(client) for client in setting.clients]
@@ -92,10 +93,14 @@ def planned_steps(setting: BuiltExperiment) -> float:
 
 
 def worth_processes(work: MeasuredWork, steps: float, cores: int, *, timing: "Timing | None" = None) -> bool:
-    """Whether one process per core is faster at so many local steps; measured once for a kind of work and machine."""
+    """Return whether one process per core is faster for `steps` local steps.
+
+    The measurement is made once per kind of work and machine.
+    """
     timing = timing or Timing()
     key = f"{work.key} {work.work.paths.plain} {work.work.paths.record} {work.work.paths.noise}"
     step = _recall_number(f"{key} step", "seconds") or timing.one_step(work)
+    # The stored value wins over the new one, so that concurrent runs on this machine decide alike.
     step = float(keep_measured(f"{key} step", {"seconds": step}).get("seconds", step))
     if steps * step < WORTH_SECONDS:
         return False
@@ -107,21 +112,21 @@ def worth_processes(work: MeasuredWork, steps: float, cores: int, *, timing: "Ti
 
 
 def _recall_number(key: str, name: str) -> float | None:
-    """A positive number that was kept; None where there is none, or something else."""
+    """Return a stored positive number, or None if it is missing or not a positive number."""
     found = (recall_measured(key) or {}).get(name)
     return float(found) if isinstance(found, int | float) and math.isfinite(found) and found > 0 else None
 
 
 class Timing:
-    """The two measurements: a step of one client in this process, and a cohort in one process and in several."""
+    """The two measurements: one step of one client here, and a cohort in one process and in several."""
 
     def one_step(self, work: MeasuredWork) -> float:
-        """Seconds of one local step, warm."""
+        """Return the seconds of one warm local step."""
         best = compare_paths({"here": work.work.paths}, work.run)["here"]
         return best / (STEPS * work.clients)
 
     def one_and_many(self, work: MeasuredWork, cores: int) -> tuple[float, float]:
-        """The best seconds of the same clients in this process and in `cores` processes, in turns."""
+        """Return the best seconds for the same clients in this process and in `cores` processes, measured in turns."""
         cohort = range(EACH * cores)
         shards, job = [work.made_up_shard()] * len(cohort), made_up_job(work, len(cohort))
         many = PoolTrainer(work.model, shards, None, cores)
@@ -132,7 +137,8 @@ class Timing:
                 for name, trainer in trainers.items():
                     first = time.perf_counter()
                     for _, ends in trainer.run(job, cohort):
-                        ends.double().sum(0)  # a parent has its own work with what comes back
+                        # Include the parent's own work: it sums the rows while the pool trains.
+                        ends.double().sum(0)
                     best[name] = min(best[name], time.perf_counter() - first)
                 if turn and time.perf_counter() - begun > SECONDS:
                     break
@@ -142,7 +148,7 @@ class Timing:
 
 
 def made_up_job(work: MeasuredWork, clients: int) -> TrainingJob:
-    """The training of so many clients on made-up examples; nobody's data are looked at."""
+    """Return a training job for `clients` clients on made-up examples; no real data are read."""
     rngs = [np.random.default_rng(client) for client in range(clients)]
     start, steps = work.model.init(np.random.default_rng(0)), replace(work.work, epochs=None, steps=STEPS)
     steps = replace(steps, batch_size=work.width)

@@ -1,4 +1,4 @@
-"""The simulator: every client on this machine, trained block by block."""
+"""The simulator: trains every client on this machine, block by block."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,9 +34,14 @@ from sightline.training.submodels import parted_gradient_sum
 
 
 class Simulator:
-    """Trains clients with the streams of their own numbers, so that neither order nor batching matters."""
+    """Client executor for simulations.
+
+    Every client draws from streams keyed by its own number, so neither order nor batching matters.
+    """
 
     def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams, *, workers: int = 1) -> None:
+        # The number of threads decides the order of sums inside torch: with one thread a seed gives the same bits
+        # everywhere.
         torch.set_num_threads(1)
         mkl.warn_unless_reproducible()
         local = setting.experiment.local
@@ -47,7 +52,9 @@ class Simulator:
         self._public, self._secret = public, secret
         self._schedules = Schedules(secret)
         self._stragglers = local.stragglers
-        self._apart = setting.unit is Unit.SAMPLE  # one example changes a count of right answers by one
+        # With examples as the unit, evaluate them one at a time, so that one example changes a count of right answers
+        # by one.
+        self._apart = setting.unit is Unit.SAMPLE
         self._work = local_work(setting.experiment, setting.paths)
         augment = local.augment
         self._views = None if augment is None else Views(augment.views, ViewKind(augment.kind), augment.pixels)
@@ -56,16 +63,16 @@ class Simulator:
 
     @property
     def processes(self) -> int:
-        """How many processes train; the bits are the same."""
+        """Return the number of training processes; it does not change the results."""
         return self._trainer.processes
 
     @property
     def nodes(self) -> None:
-        """All is done here."""
+        """Return None: there are no remote nodes."""
         return None
 
     def close(self) -> None:
-        """Let go of what the training needed."""
+        """Release the training processes."""
         self._trainer.close()
 
     def train(
@@ -78,9 +85,10 @@ class Simulator:
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """Local SGD of the cohort, or the solver of its memory."""
+        """Yield the end vectors of local SGD, or of the solver that comes with the clients' state."""
         if not cohort:
             return
+        # Public streams: no amplification is claimed for the batches of plain local SGD.
         rngs = self._client_rngs(self._public, Purpose.BATCHES, cohort, at)
         work = task.adjust_work(self._work)
         epochs = self._client_epochs(cohort, at) if work.steps is None else None
@@ -105,7 +113,7 @@ class Simulator:
         yield from self._update_states(cohort, starts, self._trainer.run(job, cohort), steps, recall, noised=False)
 
     def _assign_parts(self, splitter: Splitter, cohort: Sequence[int], at: CallId) -> list[Any]:
-        """Every member's part for this training call: drawn in secret, kept nowhere."""
+        """Draw the model part of every member for this training call, from the secret streams; store it nowhere."""
         rngs = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
         return [splitter.splitting.draw(1, rng=rng)[0] for rng in rngs]
 
@@ -113,7 +121,7 @@ class Simulator:
         self, cohort: Sequence[int], starts: Tensor, rngs: Sequence[np.random.Generator], steps: Sequence[int],
         recall: StateAccess, work: LocalWork,
     ) -> Iterator[Block]:  # fmt: skip
-        """Every member's training by the solver that came with the memory."""
+        """Yield every member's result of the solver that comes with the state rule."""
         for place, client in enumerate(cohort):
             end, kept = recall.memory.solver(  # type: ignore[misc]
                 self._model, client_rows(starts, place), self._shards[client], work, steps=steps[place], rng=rngs[place]
@@ -131,7 +139,7 @@ class Simulator:
         *,
         noised: bool,
     ) -> Iterator[Block]:
-        """The blocks of a training by clients, their memories updated on the way."""
+        """Yield blocks by client number, and update the clients' states on the way."""
         for places, ends in found:
             for place, end in zip(places, ends, strict=True) if recall is not None else ():
                 work = effective_steps(steps[place], self._work.momentum)
@@ -148,10 +156,11 @@ class Simulator:
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
-        """Every member's local problem solved exactly, one after the other."""
+        """Yield the exact minimiser of every member's local problem, one client at a time."""
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         classes = self._model.classes
+        # BLAS sums in an order that depends on its threads: one thread keeps the bits the same.
         with threadpool_limits(1, user_api="blas"):
             for place, client in enumerate(cohort):
                 shard = self._shards[client]
@@ -185,7 +194,7 @@ class Simulator:
         task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
-        """DP-SGD of the cohort, each member with its own noise and sampling."""
+        """Yield the end vectors of DP-SGD, each member with its own noise and sampling."""
         if not cohort:
             return
         if recall is not None:
@@ -195,6 +204,7 @@ class Simulator:
             "sample_rates": [plan.rate / max(1, plan.groups) for plan in plans],
             "steps": [plan.steps for plan in plans],
             "divisors": [plan.expected_batch for plan in plans],
+            # Secret streams: amplification by sampling holds only while the drawn batches are hidden.
             "sampling_rngs": self._client_rngs(self._secret, Purpose.BATCHES, cohort, at),
             "noise_rngs": self._client_rngs(self._secret, Purpose.NOISE, cohort, at),
         }
@@ -210,6 +220,7 @@ class Simulator:
             call, shared["clip_norm"] = "dp_sgd", clip_norm
             each["noise_std"] = [plan.noise_multiplier * plan.clip_norm for plan in plans]
         else:
+            # Every part has its own clip radius, and the noise multiplier is applied per part.
             call, shared["apart"] = "dp_sgd_parts", splitter.clip_radii(clip_norm)
             each["noise_std"] = [plan.noise_multiplier for plan in plans]
             each["assign_rngs"] = self._client_rngs(self._secret, Purpose.ASSIGNMENT, cohort, at)
@@ -223,7 +234,7 @@ class Simulator:
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
-        """One drawn batch per member, its clipped gradients summed."""
+        """Yield the sum of clipped gradients of one drawn batch per member."""
         rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
         view_rngs = self._client_rngs(self._secret, Purpose.VIEWS, cohort, at)
         for place, (client, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
@@ -244,7 +255,7 @@ class Simulator:
             yield [client], total[None]
 
     def _scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
-        """The batches of a client's round by its hidden schedule."""
+        """Return the batches of a client's round under its hidden schedule."""
         first = plan.first_step(at.round)
         return [
             self._schedules.members_used(
@@ -256,17 +267,18 @@ class Simulator:
     def _grouped_batches(
         self, client: int, plan: PrivateSteps, at: CallId, rng: np.random.Generator
     ) -> list[NDArray[np.intp]]:
-        """The batches of a segment: groups by index take turns, and each example of one is drawn for itself."""
+        """Return the batches of a segment: groups by index take turns, each example of a group drawn independently."""
         turns = range(at.round - 1 + at.use, at.round - 1 + at.use + plan.steps)
         groups = [np.arange(turn % plan.groups, self.sizes[client], plan.groups) for turn in turns]
         return [group[rng.random(len(group)) < plan.rate] for group in groups]
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Every member's own count for every model."""
+        """Yield the number of right answers of every model on every member's own data."""
         for client in cohort:
             shard = self._shards[client]
             found = [evaluate_model(self._model, model, shard, apart=self._apart) for model in models]
-            yield client, [round(one.sums[0]) for one in found]  # of tasks that count right answers
+            # The first sum of an evaluation is the number of right answers, for tasks that count them.
+            yield client, [round(one.sums[0]) for one in found]
 
     def _client_rngs(
         self, streams: Streams, purpose: Purpose, cohort: Sequence[int], at: CallId
@@ -274,8 +286,12 @@ class Simulator:
         return [streams.rng(purpose, round=at.round, participant=client, use=at.use) for client in cohort]
 
     def _client_epochs(self, cohort: Sequence[int], at: CallId) -> list[float] | None:
-        """With probability `stragglers` a client does a uniform 1..E-1 of its E epochs; its partial work is kept."""
+        """Return the epochs of every member, fewer for stragglers.
+
+        With probability `stragglers` a client does a uniform 1..E-1 of its E epochs; its partial work is kept.
+        """
         epochs = self._work.epochs
+        # Public streams: who is slow is not claimed to be hidden.
         if not self._stragglers or epochs is None or epochs < 2:
             return None
         rngs = self._client_rngs(self._public, Purpose.STRAGGLERS, cohort, at)
@@ -283,11 +299,11 @@ class Simulator:
 
 
 def _repeat_work(work: LocalWork, times: int) -> LocalWork:
-    """The work of several rounds in one, by a client that is left alone meanwhile."""
+    """Return the work of `times` rounds in one call, for a client that trains alone meanwhile."""
     epochs, steps = work.epochs, work.steps
     return replace(work, epochs=epochs and times * epochs, steps=steps and times * steps)
 
 
 def _with_memory(task: LocalTask, cohort: Sequence[int], recall: StateAccess | None) -> LocalTerms:
-    """The terms of the local objectives, with the linear term that every member's memory adds."""
+    """Return the terms of the local objectives with the linear term that every member's state adds."""
     return task.add_linear(None if recall is None else recall.linear_rows(cohort))

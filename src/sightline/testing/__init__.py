@@ -1,6 +1,6 @@
-"""Our laws, for the tests of whoever writes an algorithm, a mechanism, a topology or a sampler elsewhere.
+"""Checks for the tests of plugins: algorithms, mechanisms, topologies and samplers.
 
-Each raises `BrokenLaw` with the law and how it was seen to be broken; none needs pytest.
+Each check raises `BrokenLaw` with the law and how it was broken; none needs pytest.
 """
 
 from sightline.plugins import BrokenLaw

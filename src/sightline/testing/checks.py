@@ -1,4 +1,4 @@
-"""Tiny experiments around one newcomer: run, run again, interrupted and resumed, and accounted again by other code."""
+"""Plugin checks by tiny experiments: run, repeated, interrupted and resumed, and accounted again by other code."""
 
 import hashlib
 import tempfile
@@ -31,7 +31,7 @@ from sightline.topology import TopologyPlugin, check_shape
 NAME = "under_test"
 CLIENTS, ROUNDS, DELTA, TARGET = 6, 4, 0.01, 6.0
 DRAWS = 4000
-"""Of every test by drawing."""
+"""Number of draws of every Monte Carlo test."""
 CELLS = 4_000_000
 
 PRIVACY: dict[str, dict[str, Any]] = {
@@ -48,11 +48,11 @@ def check_algorithm(
 ) -> None:
     """Raise `BrokenLaw` unless an algorithm, or "package.module:ALGORITHM", keeps the laws of algorithms.
 
-    With whatever its own `check` lets it protect, on the first of its topologies that is built in: what it computes
-    from releases remembers them; its claims do not follow released values and are those of its plan; the run costs no
-    more than its plan; calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same
-    bits; its ledger is confirmed by other code. `settings` are its own;
-    `tables` change the tiny experiment where the algorithm needs another: `{"local": {"steps": 10}}`.
+    For every unit that its own `check` allows, on the first of its built-in topologies: what it computes from releases
+    carries their ids; its claims do not depend on released values and match its plan; the run costs no more than its
+    plan; calibrated noise meets its target; repeated, and interrupted and resumed, it ends with the same bits; other
+    code confirms its ledger. `settings` are its own; `tables` change the tiny experiment where the algorithm needs
+    another one: `{"local": {"steps": 10}}`.
     """
     found = _find_object(ALGORITHM, algorithm, Algorithm)
     kinds = [kind for kind in found.topologies if kind in topology.REGISTRY]
@@ -74,9 +74,10 @@ def check_algorithm(
 def check_mechanism(mechanism: MechanismPlugin | str, *, clip_norm: float = 0.5, **options: Any) -> None:
     """Raise `BrokenLaw` unless a mechanism, or "package.module:MECHANISM", keeps the laws of mechanisms.
 
-    Wherever it says that it can add noise, under both adjacencies that it accepts: pure claims; noise as claimed,
-    Gaussian or by drawing, that knows no data; neighbouring worlds no further apart than it covers; post-processing
-    made of what was sent; then the laws of a run, as in `check_algorithm`. `options` are its own.
+    For every place where it can add noise, under both adjacencies if it accepts them: claims are pure; noise is as
+    claimed, Gaussian or by sampling, and independent of the data; neighbouring data sets differ by no more than it
+    covers; post-processing uses only what was sent; then the laws of a run, as in `check_algorithm`. `options` are its
+    own.
     """
     found = _find_object(MECHANISM, mechanism, MechanismPlugin)
     for where in found.where:
@@ -96,8 +97,8 @@ def check_sampler(
 ) -> None:
     """Raise `BrokenLaw` unless a sampler, or "package.module:SAMPLER", keeps the laws of samplers.
 
-    What it draws fits what it claims, under both adjacencies that it accepts; then the laws of a run. `rate` and
-    `options` are keys of `sampling.clients`.
+    Its draws match its claims, under both adjacencies if it accepts them; then the laws of a run. `rate` and `options`
+    are keys of `sampling.clients`.
     """
     found: BuildSampler = _find_object(SAMPLER, build)
     settings = ClientSampler(scheme=NAME, rate=rate, options=options or None)
@@ -105,7 +106,8 @@ def check_sampler(
     for adjacency in Adjacency:
         sampler = _build_sampler_or_none(found, settings, population, adjacency)
         amplified = sampler is not None and sampler.hidden_event(Gaussian(1.0)) != Gaussian(1.0)
-        if sampler is not None and not (amplified and adjacency is Adjacency.REPLACE):  # refused when it is used
+        # Amplification under replace-one is refused when such a sampler is used, so it is not checked here.
+        if sampler is not None and not (amplified and adjacency is Adjacency.REPLACE):
             accepted += 1
             check_sampler_laws(sampler, adjacency, cells=CELLS)
     if not accepted:
@@ -120,10 +122,11 @@ def check_sampler(
 def check_topology(plugin: TopologyPlugin | str, *, algorithm: Algorithm | None = None, **settings: Any) -> None:
     """Raise `BrokenLaw` unless a topology, or "package.module:TOPOLOGY", keeps the laws of topologies.
 
-    Built twice it is the same; nobody is forgotten who sees something; then the laws of a run of `algorithm`, by
-    default FedAvg, with noise at a trusted server and at the clients. `settings` are its own.
+    Built twice it is the same; every party that sees a release is an observer; then the laws of a run of `algorithm`,
+    by default FedAvg, with noise at a trusted server and at the clients. `settings` are its own.
     """
     found = _find_object(TOPOLOGY, plugin, TopologyPlugin)
+    # A single client and a prime number of clients: structures that divide clients evenly fail here.
     for clients in (CLIENTS, 1, 13):
         for place in ("server", "client", "none"):
             built, again = (
@@ -147,7 +150,7 @@ def make_file(
     algorithm: Mapping[str, Any] | None = None,
     tables: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A tiny experiment of six clients with generated data, as the tables of a file."""
+    """Return a tiny experiment of six clients with generated data, as the tables of a file."""
     noise = {} if privacy["unit"] == "none" else {"epsilon": TARGET, "delta": DELTA}
     own: dict[str, dict[str, Any]] = {"tree": {"subnets": 2, "trusted": ["edge-0"]}, "clusters": {"count": 2}}
     own["groups"] = {"structure": "ring", "groups": 2, "period": 2}
@@ -169,7 +172,7 @@ def make_file(
 
 
 def _check_runs(file: dict[str, Any]) -> None:
-    """The laws of a run: same bits every time, also in pieces; no more than planned and promised; confirmed."""
+    """Check the laws of a run: same bits, also after a resume; cost within plan and target; ledger confirmed."""
     setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
     with tempfile.TemporaryDirectory() as folder:
         whole, again, broken = (Path(folder) / name for name in ("whole", "again", "broken"))
@@ -187,7 +190,7 @@ def _check_runs(file: dict[str, Any]) -> None:
 
 
 class _Stopped(Exception):
-    """The run was interrupted on purpose."""
+    """Raised to interrupt a run on purpose."""
 
 
 def _run_once(setting: BuiltExperiment, directory: Path, *, stop: int | None = None) -> None:
@@ -211,10 +214,12 @@ def _check_costs(setting: BuiltExperiment, ledger: Ledger, trusted: set[str]) ->
     planned = plan_releases(setting)
     lines = [line for some in setting.topology.lines.values() for line in some]
     spent, plan = (one.worst_of(lines, DELTA) for one in (ledger, planned))
+    # `not spent <= ...` instead of `spent > ...`: NaN must fail too.
     if not spent <= plan * (1 + 1e-9):
         raise BrokenLaw("a run costs no more than its plan", f"epsilon {spent:.4g}, planned {plan:.4g}")
     if not spent <= TARGET * (1 + 1e-6):
         raise BrokenLaw("calibrated noise meets its target", f"epsilon {spent:.4g} of {TARGET:g}")
+    # The search covers every party in the export, not the observers that the topology declares: a forgotten one shows.
     worst = confirm_ledger(ledger, trusted, DELTA, draws=DRAWS)
     if not worst <= spent * (1 + 1e-9):
         raise BrokenLaw("no observer is left out", f"somebody sees epsilon {worst:.4g}, and {spent:.4g} is said")
@@ -222,7 +227,7 @@ def _check_costs(setting: BuiltExperiment, ledger: Ledger, trusted: set[str]) ->
 
 @contextmanager
 def _registered(registry: MutableMapping[Any, Any], name: Any, thing: Any) -> Iterator[None]:
-    """Let a thing be built in, for a while."""
+    """Register an object under a name for the duration of the context."""
     registry[name] = thing
     try:
         yield
@@ -231,7 +236,7 @@ def _registered(registry: MutableMapping[Any, Any], name: Any, thing: Any) -> It
 
 
 def _find_object(kind: PluginKind, given: Any, wanted: type | None = None) -> Any:
-    """The object, or the one behind "package.module:OBJECT"."""
+    """Return the object, or the one behind "package.module:OBJECT"; raise `BrokenLaw` if its type is wrong."""
     plugin = locate_plugin(kind, given, ()) if isinstance(given, str) else None
     found = given if plugin is None else plugin.load_object()
     if wanted is not None and not isinstance(found, wanted):
@@ -240,7 +245,7 @@ def _find_object(kind: PluginKind, given: Any, wanted: type | None = None) -> An
 
 
 def _build_or_none(file: dict[str, Any]) -> BuiltExperiment | None:
-    """The experiment, or None where something of it is refused."""
+    """Return the built experiment, or None if it is refused."""
     try:
         return engine.build_experiment(parse(file))
     except InvalidInput:

@@ -1,9 +1,9 @@
-"""A ledger accounted again from its exported file alone, by nothing of the accountant's or the ledger's own code.
+"""Independent accounting of an exported ledger, without any code of the accountant or the ledger.
 
-Flow is a plain search. The cost of what was found is checked by drawing it: for every event here is the experiment that
-it stands for (noise, sampling, parts, schedules), the likelihood ratio of what an observer sees, and Monte Carlo
-estimates of delta at the epsilon that was claimed. Compositions of Gaussians are also held against their closed form,
-and sampled Gaussians against another library.
+Flow is a plain graph search. Costs are checked by sampling: for every event this module has the experiment that it
+stands for (noise, sampling, parts, schedules), the likelihood ratio of what an observer sees, and Monte Carlo estimates
+of delta at the claimed epsilon. Compositions of Gaussians are also compared with their closed form, and sampled
+Gaussians with another library.
 """
 
 import json
@@ -25,9 +25,9 @@ from sightline.ledger import Ledger, export_ledger
 from sightline.plugins import BrokenLaw
 
 Plain = dict[str, Any]
-"""An event or a release as the exported file has it."""
+"""An event or a release as in the exported file."""
 Texts = tuple[tuple[str, int], ...]
-"""A composition: events as texts, with counts."""
+"""A composition: events as text, with counts."""
 Draws = NDArray[np.float64]
 LAW = "the ledger accounted again"
 GAUSSIAN_KINDS = {"gaussian", "repeat", "product", "pooled"}
@@ -35,12 +35,12 @@ SAMPLED_KINDS = {"gaussian", "repeat", "product", "poisson"}
 
 
 class Clear(Exception):
-    """Something was handed over without noise: no epsilon."""
+    """Raised when a value was sent without noise: there is no epsilon."""
 
 
 @lru_cache(maxsize=4096)
 def read_names(text: str) -> set[str]:
-    """The set that the short form `client-0..3, server` stands for."""
+    """Return the set that the short form `client-0..3, server` stands for."""
     found = set[str]()
     for word in (part.strip() for part in text.split(",")):
         span = re.fullmatch(r"(.+)-(\d+)\.\.(\d+)", word)
@@ -52,7 +52,7 @@ def read_names(text: str) -> set[str]:
 
 
 def find_reached(releases: list[Plain], observer: str) -> set[int]:
-    """Every release that the observer sees, or that something it sees was computed from."""
+    """Return every release that the observer sees, or from which something it sees was computed."""
     found, waiting = (
         set[int](),
         [n for n, release in enumerate(releases) if observer in read_names(release["audience"])],
@@ -66,7 +66,7 @@ def find_reached(releases: list[Plain], observer: str) -> set[int]:
 
 
 def count_charges(releases: list[Plain], subject: str, seen: set[int], observer: str) -> Counter[str]:
-    """The events by which the subject is seen, as texts with counts; those of one joint name count once."""
+    """Return the events charged to the subject, as text with counts; events of one joint name count once."""
     counts, joint = Counter[str](), set[str]()
     for number in sorted(seen):
         release = releases[number]
@@ -77,6 +77,7 @@ def count_charges(releases: list[Plain], subject: str, seen: set[int], observer:
             event = reveal_draws(event)
         elif observer == "public":
             event = add_noise(event)
+        # Releases of one joint name are one charged event, such as one epoch of a schedule.
         if release["joint"]:
             if release["joint"] in joint:
                 continue
@@ -86,7 +87,7 @@ def count_charges(releases: list[Plain], subject: str, seen: set[int], observer:
 
 
 def add_noise(event: Plain) -> Plain:
-    """The event to an outsider: pools leave out one noise, that of an observer who is in them."""
+    """Return the event as an outsider sees it: add back the noise that a pool leaves out for its members."""
     changed: Plain = {"noises": event["noises"] + 1} if event["kind"] == "pooled" else {}
     if "event" in event:
         changed |= {"event": add_noise(event["event"])}
@@ -96,9 +97,10 @@ def add_noise(event: Plain) -> Plain:
 
 
 def reveal_draws(event: Plain) -> Plain:
-    """The event to somebody who knows every draw, part and schedule in it."""
+    """Return the event as seen by a party that knows every draw, part and schedule in it."""
     kind = event["kind"]
-    if kind == "segment":  # at worst the first step draws the subject
+    # The worst case: the first step draws the subject.
+    if kind == "segment":
         share = (event["steps"] - 1 + event["first_step"]) / event["steps"]
         return {"kind": "gaussian", "noise_multiplier": event["event"]["noise_multiplier"] / share}
     if kind == "convex_segment":
@@ -115,13 +117,13 @@ def reveal_draws(event: Plain) -> Plain:
 
 
 def list_kinds(event: Plain) -> set[str]:
-    """The kinds of an event and of all inside it."""
+    """Return the kinds of an event and of all events inside it."""
     inner = event.get("events", [event["event"]] if "event" in event else [])
     return {event["kind"]}.union(*(list_kinds(one) for one in inner))
 
 
 def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
-    """log dP/dQ of what is seen of one event; `present` says for every draw whether the subject was there."""
+    """Return log dP/dQ of what is seen of one event; `present` says for every draw whether the subject takes part."""
     size = len(present)
     match event["kind"]:
         case "gaussian":
@@ -136,7 +138,7 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
         case "clear":
             raise Clear
         case "pure" | "exponential":
-            # A choice has a bounded range: the ratios e^(eps/2) and e^(-eps/2) are one that it can have.
+            # A choice has a bounded range: e^(eps/2) and e^(-eps/2) are ratios that it can attain.
             eps = event["epsilon"] / (1 if event["kind"] == "pure" else 2)
             likely = rng.random(size) < special.expit(np.where(present, eps, -eps))
             return np.asarray(np.where(likely, eps, -eps))
@@ -164,13 +166,14 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
 
 
 def draw_scheduled(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
-    """Exactly k of T steps: the mean over all subsets of the product over their steps, built up step by step."""
+    """Return the ratio of exactly k of T steps: the mean over all subsets of the product over their steps."""
     steps, uses = event["steps"], event["uses"]
     used = rng.random((len(present), steps)).argsort(axis=1).argsort(axis=1) < uses
     sums = np.full((uses + 1, len(present)), -np.inf)
     sums[0] = 0.0
     for step in range(steps):
         ratio = draw_ratio(event["event"], present & used[:, step], rng)
+        # Elementary symmetric polynomials by dynamic programming; downwards, so that a step enters a subset once.
         for size in range(uses, 0, -1):
             sums[size] = np.logaddexp(sums[size], sums[size - 1] + ratio)
     subsets = special.gammaln(steps + 1) - special.gammaln(uses + 1) - special.gammaln(steps - uses + 1)
@@ -178,7 +181,7 @@ def draw_scheduled(event: Plain, present: NDArray[np.bool_], rng: np.random.Gene
 
 
 def draw_fixed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
-    """A hidden cohort under replace-one: the subject's value is on one side or the other, when it is drawn at all."""
+    """Return the ratio of a hidden cohort under replace-one: the subject's value is +half or -half if it is drawn."""
     if event["event"]["kind"] != "gaussian":
         raise NotImplementedError("a fixed cohort of something other than Gaussian noise")
     rate, half = event["cohort"] / event["population"], 0.5 / event["event"]["noise_multiplier"]
@@ -192,19 +195,21 @@ def draw_fixed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
 
 
 def draw_zeroed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
-    """A hidden cohort under zero-out: whoever is drawn in the subject's place sends the opposite of what it would."""
+    """Return the ratio of a hidden cohort under zero-out, in the worst case."""
     rate, size = event["cohort"] / event["population"], len(present)
     member = rng.random(size) < rate
-    if event["event"]["kind"] != "gaussian":  # the others send nothing: as if drawn by itself
+    # The other clients send nothing here, so the subject is as if Poisson sampled.
+    if event["event"]["kind"] != "gaussian":
         return np.asarray(np.log1p(rate * np.expm1(draw_ratio(event["event"], present & member, rng))))
     s = 1 / event["event"]["noise_multiplier"]
+    # The client drawn in the subject's place sends the opposite of what the subject would send.
     seen = rng.standard_normal(size) + np.where(member, s * present, -s)
     opposite = (1 - rate) * np.exp(-s * seen - s * s / 2)
     return np.asarray(np.log(opposite + rate * np.exp(s * seen - s * s / 2)) - np.log(opposite + rate))
 
 
 def draw_bent(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
-    """The end of a segment on a line: every step draws the subject or not, and each draw bends the path as it may."""
+    """Return the ratio of the end of a segment: each draw of the subject moves the path as allowed."""
     steps, rate, noise = event["steps"], event["rate"], event["event"]["noise_multiplier"]
     draws = rng.random((steps, len(present))) < rate
     if event["kind"] == "segment":
@@ -221,7 +226,7 @@ def draw_bent(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator
 
 @dataclass(frozen=True)
 class Found:
-    """Monte Carlo of delta at an epsilon, the worse direction, with its standard error."""
+    """Monte Carlo estimate of delta at an epsilon, in the worse direction, with its standard error."""
 
     delta: float
     error: float
@@ -229,7 +234,7 @@ class Found:
 
 @lru_cache(maxsize=4096)
 def estimate_delta(composition: Texts, epsilon: float, draws: int) -> Found:
-    """Delta at epsilon of a composition (texts with counts), drawn."""
+    """Return the Monte Carlo estimate of delta at epsilon for a composition (events as text, with counts)."""
     found = []
     for here in (True, False):
         rng = np.random.default_rng(int(here))
@@ -238,13 +243,14 @@ def estimate_delta(composition: Texts, epsilon: float, draws: int) -> Found:
             (draw_ratio(json.loads(text), present, rng) for text, times in composition for _ in range(times)),
             np.zeros(draws),
         )
+        # E[max(0, 1 - e^(epsilon - loss))], computed without cancellation near 0.
         gain = -np.expm1(np.minimum(epsilon - (ratio if here else -ratio), 0.0))
         found.append(Found(float(gain.mean()), float(gain.std()) / math.sqrt(draws)))
     return max(found, key=lambda one: one.delta)
 
 
 def sum_precision(event: Plain) -> float:
-    """sum of 1/z^2 over an event of Gaussians only."""
+    """Return the sum of 1/z^2 over an event of Gaussians only."""
     match event["kind"]:
         case "gaussian":
             return float(event["noise_multiplier"] ** -2)
@@ -258,14 +264,14 @@ def sum_precision(event: Plain) -> float:
 
 
 def gaussian_delta(total: float, epsilon: float) -> float:
-    """Balle and Wang 2018, Theorem 8, for a single Gaussian of that precision."""
+    """Return delta of a single Gaussian of that precision (Balle and Wang 2018, Theorem 8)."""
     s = math.sqrt(total)
     return float(stats.norm.cdf(s / 2 - epsilon / s) - math.exp(epsilon) * stats.norm.cdf(-s / 2 - epsilon / s))
 
 
 @lru_cache(maxsize=4096)
 def epsilon_elsewhere(composition: Texts, delta: float) -> float:
-    """Epsilon of sampled Gaussians by dp_accounting's privacy loss distributions."""
+    """Return the epsilon of sampled Gaussians by dp_accounting's privacy loss distributions."""
     from dp_accounting import dp_event
     from dp_accounting.pld import PLDAccountant
 
@@ -287,7 +293,7 @@ def epsilon_elsewhere(composition: Texts, delta: float) -> float:
 
 
 def confirm_composition(composition: Texts, epsilon: float, delta: float, *, draws: int) -> None:
-    """Raise `BrokenLaw` unless a composition costs no more than epsilon, nor visibly less where that can be said."""
+    """Raise `BrokenLaw` if a composition costs more than epsilon, or clearly less where a second method can tell."""
     events = [json.loads(text) for text, _ in composition]
     present = set().union(*(list_kinds(event) for event in events)) if events else set()
     if "clear" in present:
@@ -297,11 +303,13 @@ def confirm_composition(composition: Texts, epsilon: float, delta: float, *, dra
         _hold(epsilon == 0, "nothing costs nothing", epsilon)
         return
     found = estimate_delta(composition, epsilon, draws)
+    # Five standard errors: with thousands of compositions a test must not fail by chance.
     _hold(found.delta <= delta + 5 * found.error, f"drawing it shows delta {found.delta:.3g}", epsilon)
     if present <= GAUSSIAN_KINDS:
         total = sum(times * sum_precision(json.loads(text)) for text, times in composition)
         exact = gaussian_delta(total, epsilon)
         _hold(exact <= delta * (1 + 1e-6), f"Gaussians in closed form have delta {exact:.6g}", epsilon)
+        # Also from below: an epsilon that is far too large would hide a mistake in the accountant.
         _hold(epsilon == 0 or exact >= delta * (1 - 1e-3), f"Gaussians in closed form have delta {exact:.6g}", epsilon)
     elif present <= SAMPLED_KINDS and is_flat(events):
         theirs = epsilon_elsewhere(composition, delta)
@@ -309,7 +317,7 @@ def confirm_composition(composition: Texts, epsilon: float, delta: float, *, dra
 
 
 def is_flat(events: list[Plain]) -> bool:
-    """Whether only single Gaussians are ever sampled: what the other library can account."""
+    """Return whether only single Gaussians are sampled, which is what the other library can account."""
     for event in events:
         inner = event.get("events", [event["event"]] if "event" in event else [])
         if event["kind"] == "poisson" and event["event"]["kind"] != "gaussian":
@@ -325,7 +333,8 @@ def _hold(holds: bool, law: str, epsilon: float) -> None:
 
 
 def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: int) -> float:
-    """The worst epsilon over all whom nobody trusts, of every subject, found and confirmed from the export alone."""
+    """Return the worst epsilon over all untrusted observers and all subjects, confirmed from the export alone."""
+    # The round trip through JSON guarantees that nothing but the exported file is used.
     releases = json.loads(json.dumps(export_ledger(ledger)))["releases"]
     people = set[str]().union(*(read_names(release["subjects"]) for release in releases))
     onlookers = set[str]().union(*(read_names(r["audience"]) | read_names(r["coins_known_to"]) for r in releases))
@@ -342,7 +351,7 @@ def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: in
 
 
 def confirmed_epsilon(composition: Counter[str], delta: float, draws: int) -> float:
-    """The accountant's epsilon of a composition, after the other code has agreed to it."""
+    """Return the accountant's epsilon of a composition, after the independent code has confirmed it."""
     events = {from_json(json.loads(text)): times for text, times in composition.items()}
     epsilon = accounting.epsilon(events, delta, accountant=Accountant.PLD)
     confirm_composition(tuple(sorted(composition.items())), epsilon, delta, draws=draws)

@@ -1,4 +1,4 @@
-"""`audit`: how large epsilon must at least be, by attacks on the mechanism that an experiment file runs."""
+"""`audit`: a lower bound on epsilon, by attacks on the mechanism that an experiment file runs."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,16 +35,16 @@ from sightline.runtimes import Simulator
 from sightline.topology import client_name
 
 DROWNED = 0.03
-"""canaries x delta beyond which a bound of one run at 95% says nothing: it pays for every canary with delta."""
+"""Limit of canaries x delta beyond which a one-run bound at 95 % says nothing: it pays delta for every canary."""
 SUBJECTS = 4
-"""How many worlds the first round is compared with."""
+"""Number of twin worlds that the first round is compared with."""
 OTHERS = 3
-"""How many senders besides the subject the attack listens to: noise may have been used for two of them."""
+"""Senders besides the subject that the attack reads, in case noise was used for two of them."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All findings. Their confidence is joint: the largest bound holds with it."""
+    """All findings of an audit. Their confidence is joint: the largest bound holds with it."""
 
     findings: tuple[Finding, ...]
     confidence: float
@@ -52,16 +52,16 @@ class Audit:
 
     @property
     def lower(self) -> float:
-        """The largest lower bound at the audit's delta."""
+        """Return the largest lower bound at the audit's delta."""
         return max(finding.lower for finding in self.findings if finding.delta == self.facts["delta"])
 
     @property
     def upper(self) -> float:
-        """What is claimed at that delta of the subject that is protected least."""
+        """Return the claimed epsilon at that delta for the least protected subject."""
         return self.findings[0].upper
 
     def told(self) -> dict[str, Any]:
-        """What `sightline audit --json` prints."""
+        """Return what `sightline audit --json` prints."""
         return {
             "epsilon_lower": self.lower,
             "epsilon_upper": self.upper,
@@ -76,13 +76,13 @@ class Audit:
 
     @property
     def broken(self) -> bool:
-        """Whether a claim is refuted: epsilon is larger than it says, or one example moved a sum by more than C."""
+        """Return whether a claim is refuted: epsilon exceeds it, or one example moved a sum by more than C."""
         larger = any(finding.refuted or finding.lower > finding.upper for finding in self.findings)
         return larger or self.unbounded or bool(self.facts.get("twin_worlds_refuted"))
 
     @property
     def unbounded(self) -> bool:
-        """Whether an example moved a sum of clipped gradients further than the clip norm that the claim rests on."""
+        """Return whether an example moved a sum of clipped gradients further than the clip norm in the claim."""
         return any((finding.details.get("clip_norms_moved") or 0.0) > 1 + ROUNDING for finding in self.findings)
 
 
@@ -94,15 +94,15 @@ def audit(
 ) -> Audit:  # fmt: skip
     """Attack the mechanism of an experiment file by `trials` runs of each world, and by many canaries in `runs` runs.
 
-    Where all that is claimed is Gaussian noise, sampled or not, the claimed trade-off curve is tested on all canaries
-    of these runs, and the headline is at `delta`, by default the file's. The older bound of one run pays for every
-    canary with delta: it is stated at 0.03 / canaries where that is smaller, or at `delta_of_canaries`. Without the
-    curve (or with `runs` = 0) the headline is at that delta too.
+    If all that is claimed is Gaussian noise, sampled or not, the claimed trade-off curve is tested on all canaries of
+    these runs, and the headline is at `delta`, by default the file's. The older one-run bound pays delta for every
+    canary: it is stated at 0.03 / canaries where that is smaller, or at `delta_of_canaries`. Without the curve (or with
+    `runs` = 0) the headline is at that delta too.
 
-    Guarantees: the bounds hold jointly with `confidence` over the audit's own draws, that of a curve for noise of
-    whatever size; the audited runs are the engine's own rounds with the file's mechanism, noise, samplers and algorithm
-    on the worst input, and the attacks touch no data. Before them the first round is made on the file's own data and
-    compared with twin worlds (`engine.twin_worlds`); nothing of it is kept.
+    Guarantees: the bounds hold jointly with `confidence` over the audit's own draws, those of a curve for noise of any
+    size. The audited runs are the engine's own rounds with the file's mechanism, noise, samplers and algorithm on the
+    worst input, and the attacks read no data. Before them the first round runs on the file's own data and is compared
+    with twin worlds (`engine.twin_worlds`); nothing of it is kept.
     """
     check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, runs=runs)
     setting = engine.calibrate_noise(engine.build_experiment(experiment))
@@ -115,9 +115,10 @@ def audit(
 
 
 def compare_worlds(setting: BuiltExperiment, *, seed: int) -> dict[str, Any]:
-    """The first round on the file's own data, beside worlds that lack one of a few subjects: what was found."""
+    """Run the first round on the file's own data beside worlds without one of a few subjects; return the findings."""
     if setting.federation.elsewhere:
         return {}
+    # The audit's own secret streams: nothing drawn here is used by a run.
     public, secret = Streams.from_seed(setting.experiment.seed), secret_of(seed, 0, 0)
     worker = Simulator(setting, public, secret)
     twins = TwinWorlds(setting, Simulator, public, secret, SUBJECTS)
@@ -139,7 +140,7 @@ def compare_worlds(setting: BuiltExperiment, *, seed: int) -> dict[str, Any]:
 def check_numbers(
     *, trials: int, canaries: int, rounds: int | None, delta: float | None, confidence: float, runs: int = 0
 ) -> None:
-    """Raise unless the numbers of an audit make sense."""
+    """Raise InvalidInput unless the numbers of an audit make sense."""
     counts = (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1), ("runs", runs, 0))
     for name, value, least in counts:
         if value < least:
@@ -155,15 +156,17 @@ def audit_built(
     delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
     subject: str | None = None, runs: int = 4, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
-    """`audit` of a setting whose noise is calibrated already."""
+    """Run `audit` on an experiment whose noise is already calibrated."""
     privacy = setting.experiment.privacy
     count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
     pair = AskedPair(observer, subject)
+    # The one-run bound adds canaries x delta to its error, so its delta must be small.
     there = min(privacy.delta, DROWNED / canaries) if delta is None else delta
     tested = runs > 0 and attacks_curve(setting, rounds=count, delta=there, pair=pair)
     at = privacy.delta if tested and delta is None else there
     there = there if delta_of_canaries is None else delta_of_canaries
     own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
+    # A union bound: every finding gets an equal share of the error, so the largest bound holds with the confidence.
     each = 1 - (1 - confidence) / (2 + 2 * tested + (own is not None))
     one = for_one(setting, rounds=count, delta=at, pair=pair)
     many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
@@ -190,11 +193,11 @@ def audit_built(
 
 
 def attacks_curve(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> bool:
-    """Whether what the attack reads has the claimed curve, for noise of some size, and its epsilon is exact then.
+    """Return whether the values that the attack reads follow the claimed curve for some noise, with exact epsilon.
 
-    So all that is claimed is Gaussian noise; or, in a star, sampled Gaussian noise that the observer sees as it was
-    released. Sums of Gaussians are Gaussian elsewhere too, but what is left of sampling there is another curve. Not
-    where models are split, nor where what is seen was relayed.
+    That is the case for plain Gaussian noise, and in a star for sampled Gaussian noise that the observer sees as
+    released. Sums of Gaussians are Gaussian elsewhere too, but what remains of sampling there follows another curve. It
+    is not the case for split models or relayed values.
     """
     sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
     family, experiment = ClaimedFamily(dict(sight.events)), setting.experiment
@@ -206,7 +209,7 @@ def attacks_curve(setting: BuiltExperiment, *, rounds: int, delta: float, pair: 
 
 
 def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int) -> list[Finding]:
-    """The claimed curve against the canaries of several runs: by their guesses, and by their independent scores."""
+    """Test the claimed curve on the canaries of several runs: by guesses, and by independent scores."""
     family = ClaimedFamily(dict(stage.sight.events))
     scored = score_canaries(stage, runs=runs, seed=seed)
     return [
@@ -216,7 +219,7 @@ def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int)
 
 
 def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
-    """What the file claims at its own delta of the pair that is attacked, for the rounds that are."""
+    """Return the file's claim at its own delta for the attacked pair and rounds."""
     if delta == stage.sight.delta:
         return stage.sight.upper
     pair = AskedPair(stage.sight.observer, client_name(stage.sight.subject))
@@ -224,16 +227,18 @@ def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float)
 
 
 def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
-    """Runs with and without the subject: the attack is chosen on one half of them and counted on the other."""
+    """Run with and without the subject; tune the attack on one half of the runs and count on the other."""
     ears = _listened_values(stage)
     worlds: dict[bool, list[Observer]] = {True: [], False: []}
     for number in range(trials):
+        # Both worlds have streams of their own: a shared stream would couple the two samples.
         for inside, watches in worlds.items():
             watches.append(stage.run({0: inside}, secret_of(seed, number, int(inside)), ears))
         progress(2 * (number + 1), 2 * trials)
     keys = sorted({key for watches in worlds.values() for watch in watches for key in watch.seen})
     yes, no = (_value_table(worlds[inside], keys) for inside in (True, False))
     marks = _mark_values(stage, keys, yes.shape[2])
+    # The test must be fixed before the runs that are counted, or the Clopper-Pearson bound does not hold.
     half = trials // 2
     sight = stage.sight
     attack = fit_attack(yes[:half], no[:half], marks, delta=sight.delta, confidence=confidence)
@@ -245,23 +250,24 @@ def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int
 
 
 def _listened_values(stage: CanarySetup) -> Reading:
-    """The attack listens to the subject and whoever gathers it, and to a few others."""
+    """Return the reading that keeps the subject, the channels that gather it, and a few other senders."""
     place, own = stage.setting.topology, _gathering_channels(stage)
     clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
     servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
+    # Further senders would add numbers that only blur a discriminant fitted on the tuning runs.
     deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
     return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
 
 
 def _gathering_channels(stage: CanarySetup) -> set[str]:
-    """Who publishes values that the subject is in."""
+    """Return the names of the parties that publish values which include the subject."""
     place, subject = stage.setting.topology, stage.sight.subject
     own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
     return own | {client_name(subject)}
 
 
 def _mark_values(stage: CanarySetup, keys: list[Key], numbers: int) -> MarkedValues:
-    """The values that the subject is in; where none of them is seen, those that were worked out of them; else all."""
+    """Mark the values that include the subject; if none is seen, those computed from them; otherwise all."""
     own = _gathering_channels(stage)
     there = np.array([key[3] in own for key in keys], dtype=bool)
     shown = np.array([key[1] == SHOWN for key in keys], dtype=bool)

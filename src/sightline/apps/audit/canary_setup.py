@@ -39,26 +39,26 @@ from sightline.randomness import Streams
 from sightline.topology import Line, client_name
 
 STILL = 1e-3
-"""The learning rate of audited steps over the clip norm: the model stays where canaries are loudest."""
+"""Learning rate of audited steps divided by the clip norm: the model stays where canaries are loudest."""
 
 Events = frozenset[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
 class AttackedPair:
-    """Whom the audit attacks, from where, and what is claimed of it."""
+    """The attacked subject, the observer, and the claim about them."""
 
     subject: int
     observer: str
     upper: float
     delta: float
     events: Events = frozenset()
-    """What the observer sees of the subject, as the ledger has it."""
+    """Events that the observer sees of the subject, from the ledger."""
 
 
 @dataclass(frozen=True, eq=False)
 class CanarySetup:
-    """A setting, its canaries, and how to run it."""
+    """An experiment with canaries, and how to run it."""
 
     setting: BuiltExperiment
     sight: AttackedPair
@@ -66,34 +66,35 @@ class CanarySetup:
     holders: Mapping[int, Sequence[int]]
     """Client -> the numbers of its canaries."""
     probes: Sequence[int]
-    """What the attack on one canary looks at: coordinates where clients are canaries, canaries where examples are."""
+    """What the attack on one canary reads: coordinates if clients are canaries, canaries if examples are."""
     shared: tuple[float, ...] = ()
-    """How far the last of these stand out where they move together with whichever other moves, see `MarkedValues`."""
+    """How far the last probes stand out if they move together with whichever other one moves; see `MarkedValues`."""
     net: CanaryNet | None = None
-    """Where canaries are found, when the network is the audit's own."""
+    """Where canaries appear, if the network is the audit's own."""
     relays: Relays | None = None
 
     @property
     def examples(self) -> bool:
-        """Whether the canaries are examples that the real training code works on."""
+        """Return whether the canaries are examples, on which the real training code runs."""
         return self.setting.unit is Unit.SAMPLE
 
     @property
     def parted(self) -> bool:
-        """Whether one of several numbers moves; else the first does, and the others show only the noise."""
+        """Return whether any of several numbers may move; otherwise the first does and the others show noise."""
         return self.setting.splitter is not None
 
     @property
     def turning(self) -> bool:
-        """Whether canaries pull the other way every second round.
+        """Return whether canaries change sign every second round.
 
-        Not where models add up, nor before real solvers, nor in streams of noise, where one way is the worst.
+        Not where models add up, nor with real solvers, nor in correlated noise streams, where one direction is the
+        worst.
         """
         solved = self.setting.mechanism.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
         return self.relays is None and not solved and self.setting.experiment.privacy.noise != "correlated"
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
-        """One run with some of the canaries in, and all that the observer saw of it."""
+        """Run once with some of the canaries in; return everything that the observer saw."""
         inclusion, setting = CanaryInclusion(inside, self.setting.adjacency), self.setting
         watch = Observer(self.sight.observer, read, turning=self.turning)
         worker: Any
@@ -124,7 +125,7 @@ class CanarySetup:
         )  # fmt: skip
 
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
-        """(canaries, numbers): a released vector at the coordinates, or along the gradients, of the given canaries."""
+        """Return (canaries, numbers): a released vector at the coordinates or along the gradients of canaries."""
         if self.net is not None:
             return self.net.reading(value, slots) * (1 if self.examples else -1)
         where = torch.as_tensor(list(slots))
@@ -134,7 +135,7 @@ class CanarySetup:
         return ((value[features + where].double() - value[where].double()) / -(2**0.5))[:, None]
 
     def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
-        """What the attack on one canary reads of a released vector: where its source would tell of it."""
+        """Return what the attack on one canary reads of a released vector."""
         if self.relays is not None:
             return value[[self.relays.coordinate(source)]].double()
         if self.net is not None and self.examples:
@@ -144,7 +145,7 @@ class CanarySetup:
 
 @dataclass(frozen=True)
 class AskedPair:
-    """Who is asked for: the observer, the subject, or neither."""
+    """The observer and the subject that the caller asks for, or neither."""
 
     observer: str | None = None
     subject: str | None = None
@@ -154,7 +155,7 @@ ANY = AskedPair()
 
 
 def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: AskedPair) -> AttackedPair:
-    """The subject and the untrusted observer with the largest claimed epsilon; or those that are named."""
+    """Return the subject and untrusted observer with the largest claimed epsilon, or the requested ones."""
     if setting.unit is Unit.NONE:
         _nothing_claimed(setting)
     found = [
@@ -164,14 +165,16 @@ def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: As
         for line in _asked_lines(setting, pair)
         for events, subject in _asked_subjects(setting, ledger, line, pair)
     ]
+    # An infinite claim cannot be refuted.
     if not any(sight.upper < float("inf") for sight in found):
         _nothing_claimed(setting)
+    # Ties go to the smallest number, so that an audit is reproducible.
     worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
     return worst if pair.subject is not None else _nearest_subject(setting, ledger, worst)
 
 
 def _nearest_subject(setting: BuiltExperiment, ledger: Ledger, sight: AttackedPair) -> AttackedPair:
-    """The same sight of a subject of whom as much is claimed, and whom the observer meets in a channel of its own."""
+    """Return the same pair with a subject that has the same claim and that the observer meets in its own channel."""
     same = ledger.composition(client_name(sight.subject), sight.observer)
     own = [channel for channel in setting.topology.channels if sight.observer in channel.audience]
     near = sorted({n for channel in own for n in channel.members if client_name(n) != sight.observer})
@@ -187,7 +190,7 @@ def _nothing_claimed(setting: BuiltExperiment) -> NoReturn:
 
 
 def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
-    """The lines of sight of the observer that is asked for, or all."""
+    """Return the lines of sight of the requested observer, or all."""
     known = [line for lines in setting.topology.lines.values() for line in lines]
     names = {client_name(n) for n in setting.clients} & {n for c in setting.topology.channels for n in c.audience}
     lines = [line for line in known if pair.observer in (None, line.observer)]
@@ -202,7 +205,7 @@ def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
 def _asked_subjects(
     setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair
 ) -> Iterable[tuple[Events, str]]:
-    """What the observer of a line sees of the subject that is asked for, or of every one that it sees otherwise."""
+    """Yield what the observer of a line sees of the requested subject, or of every subject that it sees differently."""
     if pair.subject is None:
         return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
     names = [client_name(n) for n in setting.clients if client_name(n) != pair.observer]
@@ -219,7 +222,7 @@ def _pair_epsilon(setting: BuiltExperiment, events: dict[Any, int], delta: float
 
 
 def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
-    """The stage with one canary, the subject that the file protects least."""
+    """Return the set-up with one canary, the subject that the file protects least."""
     sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
     splitter, holders = setting.splitter, {sight.subject: (0,)}
     if setting.unit is Unit.SAMPLE:
@@ -227,6 +230,7 @@ def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedP
         return CanarySetup(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
     if splitter is not None:
         own, shared = part_probes(splitter, Streams.from_seed(0))
+        # A guarantee holds for every public start, so the audit may start from zero.
         still = replace(setting, start=torch.zeros(setting.model.parameters))
         return CanarySetup(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
     relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
@@ -237,7 +241,7 @@ def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedP
 def for_many(
     setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY
 ) -> CanarySetup:
-    """The stage with many canaries, all of whom the observer sees as it sees the subject."""
+    """Return the set-up with many canaries, all of which the observer sees as it sees the subject."""
     if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
         setting = _enlarge_star(setting, canaries)
     ledger = engine.plan_releases(setting, rounds=rounds)
@@ -251,6 +255,7 @@ def for_many(
     if setting.unit is Unit.CLIENT:
         return _many_clients(setting, sight, rounds, alike[:canaries])
     least = min(int(setting.federation.sizes[n]) for n in alike)
+    # A segment is noised as a whole, so a device holds one canary.
     each = 1 if setting.mechanism.noised_value is NoisedValue.STEPS else max(1, min(canaries // len(alike), least))
     spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
     built, net = with_examples(setting, each * len(alike))
@@ -258,7 +263,7 @@ def for_many(
 
 
 def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, alike: Sequence[int]) -> CanarySetup:
-    """Clients that are canaries, each with a coordinate of its own; in split models, with one in every part."""
+    """Return the set-up with client canaries, each with its own coordinate, or one in every part of a split model."""
     holders = {client: (slot,) for slot, client in enumerate(alike)}
     probes = range(len(holders))
     if setting.splitter is None:
@@ -271,16 +276,17 @@ def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, al
 PLAIN_STEPS: dict[str, Any] = dict.fromkeys(
     ("optimizer", "betas", "adam_eps", "schedule", "warmup", "decay_every", "decay")
 )
-"""An audit reads gradients and updates off the steps that were made of them: those of SGD at one learning rate. What
-another optimiser makes of the same noised gradients tells no more."""
+"""An audit reads gradients and updates off the steps made of them: those of SGD at one learning rate. Another
+optimiser is post-processing of the same noised gradients and tells no more."""
 
 
 def _enlarge_star(setting: BuiltExperiment, clients: int) -> BuiltExperiment:
-    """The same star with so many clients, the same samplers' rates and the same noise."""
+    """Return the same star with `clients` clients, the same sampling rates and the same noise."""
     experiment = setting.experiment
     few = small_experiment(experiment, setting.splitter) if setting.splitter else _is_linear(experiment)
     more = few.model_copy(update={"data": experiment.data.model_copy(update={"clients": clients})})
     built = engine.build_experiment(more, federation=silent_clients(clients))
+    # One noise multiplier for all clients of the enlarged star: the largest in the file.
     return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
 
 
@@ -289,14 +295,15 @@ def _is_linear(experiment: Experiment) -> Experiment:
 
 
 def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperiment, CanaryNet | None]:
-    """A small network on so many features in place of the file's model and data; sizes, samplers and noise stay.
+    """Replace the file's model and data by a small network on `features` features; sizes, samplers and noise stay.
 
-    Softmax regression where no gradients are released.
+    The model is softmax regression where no gradients are released.
     """
     experiment, splitter = setting.experiment, setting.splitter
     change: dict[str, Any] = {"augment": None} | PLAIN_STEPS
     steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
     if steps:
+        # Small steps keep the network where canaries are loudest; the ratio of signal to noise does not depend on it.
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
     few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
     few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})

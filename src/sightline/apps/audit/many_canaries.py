@@ -1,4 +1,4 @@
-"""Many canaries in one run or several, also before a user's own module, and the bounds that follow."""
+"""Attacks with many canaries in one run or several, also on a user's own module, and the bounds that follow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,20 +38,20 @@ from sightline.training import clipped_gradient_sum
 from sightline.training.dispatch import worker_for
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the canaries, how many are guessed: each is tried, and the error is split between them."""
+"""Shares of the canaries that are guessed; each is tried, and the error is split between them."""
 GUESSED = ((0.03125, 0.03125), (0.0625, 0.0625), (0.125, 0.125), (0.0625, 0.0), (0.5, 0.5))
-"""Of all canaries, how many are guessed to be in and to be out where a curve is tested; the error is split."""
+"""Shares of canaries guessed to be in and to be out when a curve is tested; the error is split."""
 FEWEST = 5
-"""Canaries in, and out, on which an attack is chosen."""
+"""Least number of canaries in, and out, on which an attack is chosen."""
 LIKELY = 0.9
-"""Confidence with which a score is chosen: nothing that is claimed depends on it."""
+"""Confidence with which a score is chosen; no claim depends on it."""
 NORMAL_MEDIAN = 0.6745
-"""Of the absolute value of a standard normal number."""
+"""Median of the absolute value of a standard normal variable."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one method found: with the stated confidence epsilon is at least `lower`, where `upper` is claimed."""
+    """The result of one method: epsilon is at least `lower` with the stated confidence, where `upper` is claimed."""
 
     method: str
     lower: float
@@ -64,7 +64,7 @@ class Finding:
 
 
 def secret_of(seed: int, number: int, world: int) -> Streams:
-    """The streams of one run of an audit: every run has its own."""
+    """Return the streams of one run of an audit; every run has its own."""
     return Streams.from_seed(Streams.from_seed(seed).key(Purpose.AUDIT, round=number, use=world))
 
 
@@ -74,16 +74,17 @@ class CanaryRun:
 
     slots: list[int]
     inside: NDArray[np.bool_]
-    """Of the slots: who was in."""
+    """By slot: whether the canary was in."""
     mine: dict[str, list[int]]
     """Client -> its canaries."""
     watch: Observer
 
 
 def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
-    """One run of that number, with streams of its own."""
+    """Run once, with streams keyed by the number of the run."""
     rng = secret_of(seed, number, 0).rng(Purpose.AUDIT)
     slots = [slot for own in stage.holders.values() for slot in own]
+    # Independent fair coins: the bounds of one run rest on them and on nothing else.
     inside = rng.random(len(slots)) < 0.5
     mine = {client_name(client): list(own) for client, own in stage.holders.items()}
     watch = stage.run(
@@ -95,9 +96,9 @@ def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
 
 
 def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
-    """Every canary included with probability 1/2, one run, guesses about those that stand out most.
+    """Include every canary with probability 1/2 in one run and guess about those that stand out most.
 
-    The numbers of guesses are fixed beforehand, half of them "in" and half "out"; the others are abstained from.
+    The numbers of guesses are fixed beforehand, half "in" and half "out"; the others are abstained from.
     """
     run = run_canaries(stage, seed=seed, number=-1)
     slots, inside = run.slots, dict(zip(run.slots, run.inside.tolist(), strict=True))
@@ -106,7 +107,8 @@ def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
     best = 0.0
     details: dict[str, Any] = {}
     for share in SHARES:
-        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)  # no canary is guessed twice
+        # At most half of the canaries on each side, so that no canary is guessed twice; a single one is abstained from.
+        half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)
         right = sum(inside[slots[place]] for place in order[:half])
         right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
         each = 1 - (1 - confidence) / len(SHARES)
@@ -119,15 +121,16 @@ def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
 def _canary_evidence(
     watch: Observer, mine: dict[str, list[int]], slots: list[int], stage: CanarySetup
 ) -> NDArray[np.float64]:
-    """How much each canary stands out: in what its client sent, where that is seen, else in what its channels say.
+    """Return how much each canary stands out: in what its client sent if that is seen, else in its channels.
 
-    What is shown was worked out of the rest, and is listened to only where the rest is not seen.
+    Shown values are computed from the others and are read only if the others are not seen.
     """
     place = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
     if take_turns(stage.setting) and not any(key[3] in mine for key in watch.seen):
         run = CanaryRun(slots, np.zeros(len(slots), dtype=bool), mine, watch)
         return np.asarray(tabulate_canaries(run, stage).sum(axis=(1, 2)))
+    # Shown values repeat the noise of earlier ones: adding both would count the same evidence twice.
     direct = any(key[1] != SHOWN for key in watch.seen)
     gathered = _canaries_by_channel(stage, slots)
     leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
@@ -142,7 +145,7 @@ def _canary_evidence(
 
 
 def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
-    """Channel -> one for every canary of its members: what it says tells nothing of the others."""
+    """Return channel -> 1 for every canary of its members and 0 for others, about which it tells nothing."""
     topology = stage.setting.topology
     found = dict[str, NDArray[np.float64]]()
     for channel in (*topology.channels, *topology.gathers, topology.top):
@@ -152,7 +155,7 @@ def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDAr
 
 
 def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
-    """Of each canary: its one number, or the log-likelihood ratio when one of its numbers moves, any of them."""
+    """Return for each canary its one number, or the log-likelihood ratio if any one of its numbers may move."""
     if values.shape[1] == 1:
         return values[:, 0]
     scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN or 1.0
@@ -161,7 +164,7 @@ def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np
 
 
 def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
-    """(canaries, values, numbers): what was seen of each, in what its client sent, or else in what its channels say."""
+    """Return (canaries, values, numbers): what was seen of each in what its client sent, or else in its channels."""
     place = {slot: index for index, slot in enumerate(run.slots)}
     seen = run.watch.seen
     direct = {key: value for key, value in seen.items() if key[1] != SHOWN} or seen
@@ -183,7 +186,7 @@ def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
 
 
 def by_turns(stage: CanarySetup, slots: list[int], table: Runs, columns: Sequence[Key]) -> Runs:
-    """(canaries, turns, 1): of every canary what the rounds tell of each of its turns, zero where it has fewer."""
+    """Return (canaries, turns, 1): what the rounds tell about each turn of a canary, 0 where it has fewer turns."""
     seen = [(time, who) for time, _, _, who in columns]
     client_of = {slot: client for client, own in stage.holders.items() for slot in own}
     weights = [turn_weights(stage.setting, client_of[slot], seen) for slot in slots]
@@ -195,7 +198,7 @@ def by_turns(stage: CanarySetup, slots: list[int], table: Runs, columns: Sequenc
 
 @dataclass(frozen=True, eq=False)
 class ScoredCanaries:
-    """Canaries of several runs by a score, and a threshold, that were chosen on other runs."""
+    """Canaries of several runs with a score and a threshold that were chosen on other runs."""
 
     score: NDArray[np.float64]
     inside: NDArray[np.bool_]
@@ -205,12 +208,13 @@ class ScoredCanaries:
 
     @property
     def enough(self) -> bool:
-        """Whether there is anything to count."""
+        """Return whether there are canaries both in and out."""
         return bool(self.inside.any()) and not bool(self.inside.all())
 
 
 def score_canaries(stage: CanarySetup, *, runs: int, seed: int) -> ScoredCanaries:
-    """So many runs that count, after a few that do not, on which the attack was chosen."""
+    """Run the scored audits, after a few held-out runs on which the attack is tuned."""
+    # Tuning runs come first and are never scored: a score chosen on the counted runs would be biased.
     first = max(1, runs // 4)
     tables, bits = [], []
     for number in range(first + runs):
@@ -226,7 +230,7 @@ def score_canaries(stage: CanarySetup, *, runs: int, seed: int) -> ScoredCanarie
 
 
 def choose_score(inside: Runs, outside: Runs) -> tuple[str, Score, float]:
-    """The score and the threshold that tell best who was in: by the distance of two Gaussians with such rates."""
+    """Return the score and threshold that tell best who was in."""
     every = np.ones(inside.shape[1], dtype=bool)
     marks = MarkedValues(every, np.zeros(inside.shape[1:], dtype=bool))
     found: list[tuple[float, str, Score, float]] = []
@@ -235,15 +239,17 @@ def choose_score(inside: Runs, outside: Runs) -> tuple[str, Score, float]:
         for level in np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))):
             hits = bound_proportions(int((yes >= level).sum()), 0, len(yes), confidence=LIKELY)[0]
             alarms = bound_proportions(0, int((no >= level).sum()), len(no), confidence=LIKELY)[1]
+            # The distance of two unit Gaussians with these rates.
             found.append((float(stats.norm.ppf(hits) - stats.norm.ppf(alarms)), name, score, float(level)))
     _, name, score, threshold = max(found, key=lambda one: one[0])
     return name, score, threshold
 
 
 def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
-    """The claimed curve against guesses about those that stand out most; canaries may share whatever they like."""
+    """Test the claimed curve by guesses about the canaries that stand out most; canaries may be dependent."""
     count, error = len(scored.score), (1 - confidence) / len(GUESSED)
     order = np.argsort(-scored.score, kind="stable")
+    # Each number of guesses is fixed beforehand and gets an equal share of the error.
     best, refuted, details = float("inf"), False, {"canaries": count, "runs": scored.runs, "guesses": 0, "right": 0}
     for top, bottom in GUESSED if scored.enough else ():
         ins, outs = (min(round(share * count), count // 2) for share in (top, bottom))
@@ -260,7 +266,7 @@ def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCana
 
 
 def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
-    """The claimed curve against the rates of one test, when the canaries' scores are independent of each other."""
+    """Test the claimed curve by the rates of one test; canaries' scores must be independent of each other."""
     yes = scored.score >= scored.threshold
     ins, hits = int(scored.inside.sum()), int((yes & scored.inside).sum())
     outs, alarms = len(yes) - ins, int((yes & ~scored.inside).sum())
@@ -276,7 +282,7 @@ def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCana
 
 
 def _with_bound(found: Finding, family: ClaimedFamily, factor: float, scored: ScoredCanaries) -> Finding:
-    """The bound when so much of the claimed noise, and all above, is refuted."""
+    """Add the lower bound that follows when `factor` times the claimed noise, and everything above, is refuted."""
     lower = family.epsilon(factor, found.delta) if factor < float("inf") else 0.0
     below = round(factor, 4) if factor < float("inf") else None
     return replace(found, lower=lower, details=found.details | {"attack": scored.attack, "noise_below": below})
@@ -284,17 +290,17 @@ def _with_bound(found: Finding, family: ClaimedFamily, factor: float, scored: Sc
 
 ROUNDS = 2
 TRIALS = 100
-"""At the most: a module that mixes examples moves sums far, and takes long beside the audit's own network."""
+"""Upper limit: a module that mixes examples moves sums far, and is slow compared with the audit's own network."""
 TOGETHER = 64
-"""How many ordinary examples stand beside a canary when it is chosen."""
+"""Ordinary examples beside a canary when it is chosen."""
 SCALES = (1.0, 10.0, 100.0, 1000.0)
 LABELS = 4
 ROUNDING = 1e-3
-"""Of the clip norm, by which a sum may be off."""
+"""Tolerance of a sum, relative to the clip norm."""
 
 
 def attacks_own_model(setting: BuiltExperiment) -> bool:
-    """Whether the file names a module, or a loss, of the user's own whose examples are clipped apart."""
+    """Return whether the file names a user's own module or loss whose examples are clipped separately."""
     steps, model = setting.mechanism.noised_value is NoisedValue.GRADIENT, setting.experiment.model
     own = ":" in model.name or model.loss is not None
     return own and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
@@ -306,17 +312,17 @@ class OwnModelStage(CanarySetup):
 
     direction: Tensor | None = None
     canary: Shard | None = None
-    """The example that is in, in the place of the subject's last one, or not: these batches are add/remove."""
+    """The example that replaces the subject's last one, or is absent: these batches are add/remove."""
     moved: float | None = None
-    """By how many clip norms the canary moved a sum before any noise; None when the module draws at random."""
+    """Clip norms by which the canary moved a sum without noise; None if the module draws at random."""
 
     @property
     def turning(self) -> bool:
-        """The user's model is not turned round."""
+        """Return False: the user's model is not flipped."""
         return False
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
-        """One run with or without the canary."""
+        """Run once with or without the canary."""
         subject, present, sizes = self.sight.subject, inside[0], self.setting.federation.sizes.tolist()
         canary: Shard = self.canary  # type: ignore[assignment]
         clients = [
@@ -333,14 +339,14 @@ class OwnModelStage(CanarySetup):
         return watch
 
     def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
-        """How far a released vector goes in the canary's direction, and in one that shows only the noise."""
+        """Return how far a released vector goes in the canary's direction, and in one that shows only the noise."""
         direction: Tensor = self.direction  # type: ignore[assignment]
         beside = direction.roll(1) - direction * (direction @ direction.roll(1))
         return -torch.stack([value.double() @ direction, value.double() @ beside])
 
 
 class OwnModelClients(Simulator):
-    """The simulator; the subject may have an example less than everybody knows, and the others have none at all."""
+    """Simulator in which the subject may have one example less than publicly known, and the others have none."""
 
     nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
@@ -349,12 +355,12 @@ class OwnModelClients(Simulator):
         self.sizes = list(sizes)
 
     def _scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
-        """A schedule of all examples that there could be, and of them those that there are."""
+        """Return the schedule over the public number of examples, restricted to those that exist."""
         there = len(self._shards[client])
         return [batch[batch < there] for batch in super()._scheduled_batches(client, plan, at)]
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """As every simulator; nobody answers for no examples."""
+        """Count as every simulator does; a client without examples counts 0."""
         for member in cohort:
             if len(self._shards[member]):
                 yield from super().right_answers([member], models)
@@ -363,7 +369,7 @@ class OwnModelClients(Simulator):
 
 
 def for_own_model(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> OwnModelStage:
-    """The stage on which the file's own model meets a canary."""
+    """Return the set-up of the file's own model with one canary."""
     rounds = min(rounds, ROUNDS)
     sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
     local = PLAIN_STEPS | {"learning_rate": STILL / setting.experiment.privacy.clip_norm, "augment": None}
@@ -379,7 +385,7 @@ def for_own_model(setting: BuiltExperiment, *, rounds: int, delta: float, pair: 
 
 
 def ordinary_examples(setting: BuiltExperiment) -> Federation:
-    """As many examples as each client has, all different and nobody's."""
+    """Return made-up examples, as many as each client has, all different."""
     clients = []
     for number, real in enumerate(setting.federation.clients):
         train = _draw_examples(setting.model, len(real.train), seed=number + 1)
@@ -389,7 +395,7 @@ def ordinary_examples(setting: BuiltExperiment) -> Federation:
 
 
 def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor, float | None]:
-    """The outlier that moves a clipped sum furthest, in which direction, and by how many clip norms."""
+    """Return the outlier that moves a clipped sum furthest, its direction, and the length in clip norms."""
     model, clip_norm = setting.model, setting.experiment.privacy.clip_norm
     beside = _first_examples(setting.federation.clients[subject].train, TOGETHER)
 
@@ -402,11 +408,12 @@ def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor
     furthest, canary = max(moves, key=lambda move: float(move[0].norm()))
     length = float(furthest.norm())
     direction = furthest / length if length else torch.eye(1, model.parameters, dtype=torch.double)[0]
+    # With dropout two sums differ without the canary too, so the distance alone proves nothing.
     return canary, direction, None if worker_for(model).dropout else round(length / clip_norm, 6)
 
 
 def _make_outliers(model: FlatModel) -> Iterator[Shard]:
-    """Examples of every size and label."""
+    """Yield examples of several scales and labels."""
     for seed, scale in enumerate(SCALES):
         x = probe_inputs(model, 1, seed=1000 + seed)
         x = x if model.kind is Kind.TEXT else scale * x

@@ -1,4 +1,4 @@
-"""The engine's own rounds under observation: what the observer sees along the canaries' coordinates."""
+"""Observed rounds: the engine's own rounds, and what an observer sees along the canaries' coordinates."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,16 +32,16 @@ from sightline.topology import Channel, client_name
 
 Matrix = NDArray[np.float64]
 Seen = tuple[int, str]
-"""(round, who published)."""
+"""(round, publisher)."""
 
 
 def take_turns(setting: BuiltExperiment) -> bool:
-    """Whether clients take turns, so that a client is in some rounds only, and everybody knows in which."""
+    """Return whether clients take turns, so that each is in publicly known rounds only."""
     return any(active_places(sampler, 1) is not None for sampler in setting.samplers.values())
 
 
 def gram_matrix(setting: BuiltExperiment, rounds: int) -> Matrix:
-    """C^T C of so many rounds; several streams one after the other know nothing of each other."""
+    """Return C^T C over `rounds` rounds; consecutive noise streams are independent of each other."""
     if setting.experiment.privacy.noise != "correlated":
         return np.eye(rounds)
     cohorts, workload = (
@@ -61,7 +61,7 @@ def gram_matrix(setting: BuiltExperiment, rounds: int) -> Matrix:
 
 
 def turn_weights(setting: BuiltExperiment, client: int, seen: Sequence[Seen]) -> Matrix:
-    """(turns, values): a row for every turn of the client, which says how much of every value is in its q."""
+    """Return (turns, values): one row per turn of the client, with the weight of every value in it."""
     rows = []
     for who in dict.fromkeys(source for _, source in seen):
         channel = gathering_channel(setting, client, who)
@@ -80,7 +80,7 @@ def turn_weights(setting: BuiltExperiment, client: int, seen: Sequence[Seen]) ->
 
 
 def gathering_channel(setting: BuiltExperiment, client: int, who: str) -> Channel | None:
-    """The channel by which a client is in what somebody publishes: its own, or one that gathers for the top."""
+    """Return the channel through which a client enters what `who` publishes, or None."""
     place = setting.topology
     if who == place.top.name:
         return next((channel for channel in place.gathers if client in channel.members), None)
@@ -89,42 +89,44 @@ def gathering_channel(setting: BuiltExperiment, client: int, who: str) -> Channe
 
 
 Key = tuple[int, int, int, str]
-"""Round, number of the training call, part of it, who published the value."""
+"""Round, number of the training call, part of it, publisher."""
 
 SHOWN = 1 << 20
-"""Stands for the number of the training call where a value is shown: after all calls of its round."""
+"""Number that stands for the training call of shown values: after all calls of the round."""
 
 Reading = Callable[[str, Tensor, int], Tensor | None]
-"""(who published, value, round) -> the numbers that the attack will look at; None when it will not."""
+"""(publisher, value, round) -> the numbers that the attack reads; None for values that it ignores."""
 
 
 @dataclass(eq=False)
 class Observer:
-    """What one observer sees in one run."""
+    """The values that one observer sees in one run."""
 
     observer: str
     read: Reading
     turning: bool = True
-    """Whether canaries turn round every round."""
+    """Whether canaries change sign every round."""
     seen: dict[Key, Tensor] = field(default_factory=dict)
     _open: dict[str, bool] = field(default_factory=dict)
     _known: tuple[int, int] = (0, 0)
 
     def note(self, ledger: Ledger, context: ReleaseContext, part: int, source: str, value: Tensor) -> None:
-        """Take in a value, when the release by which its source let it go is the observer's to see."""
+        """Record a value if the observer is in the audience of the release by which its source sent it."""
         reading = self.read(source, value, context.time)
         if reading is not None and self._sees(ledger, context.next_id, source):
             turned = round_sign(context.time) if self.turning else 1.0
+            # The sign of the round is taken out again: over all rounds a canary adds up, and reused noise cancels.
             self.seen[context.time, context.use, part, source] = turned * reading
 
     def note_shown(self, time: int, number: int, source: str, audience: Parties, value: Tensor) -> None:
-        """Take in a value that was worked out of releases and shown to some."""
+        """Record a value that was computed from releases and shown to `audience`."""
         reading = self.read(source, value, time) if self.observer in audience else None
         if reading is not None:
             self.seen[time, SHOWN, number, source] = (round_sign(time) if self.turning else 1.0) * reading
 
     def _sees(self, ledger: Ledger, first: int, source: str) -> bool:
-        """Whether the source's first release from the context's own on has the observer in its audience."""
+        """Return whether the observer is in the audience of the source's first release of this context."""
+        # Judge each release by its own audience: an edge may speak to its devices and to the cloud in one round.
         if self._known != (first, len(ledger)):
             self._known, self._open = (first, len(ledger)), {}
             for place in range(first, len(ledger)):
@@ -133,9 +135,10 @@ class Observer:
 
 
 class ObservedNodes:
-    """Members that do their part of the mechanism themselves, each seen by the watch when it sends.
+    """Members that do their part of the mechanism themselves and are observed when they send.
 
-    To a trusted server they send what they have, and do not clip it: clipping there is the server's promise.
+    To a trusted server they send their value without clipping: clipping there is the server's promise, and it is
+    attacked.
     """
 
     steadfast = True
@@ -145,8 +148,9 @@ class ObservedNodes:
         self._ledger, self._watch = ledger, watch
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """What the members send."""
+        """Yield what the members send, and record it."""
         mechanism = self._mechanism.at(context)
+        # Clipping there is the server's part, and skipping it at the client shows whether the server does it.
         if mechanism.noised_by(context) is NoisedBy.SERVER:
             yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return
@@ -155,19 +159,19 @@ class ObservedNodes:
             yield left
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Nobody: choices are made where the data are."""
+        """Return no choices: choices are made where the data are."""
         return {}
 
 
 class ObservedExecution(LiveExecution):
-    """The execution of a real run, watched."""
+    """The execution of a real run, observed."""
 
     def __init__(self, watch: Observer, ledger: Ledger, worker: Any, secret: Streams, schedules: Schedules) -> None:
         super().__init__(worker, secret, schedules)
         self._watch, self._ledger = watch, ledger
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """As in every live round; the watch sees the values that are for it to see."""
+        """Compute as in every live round and record the values that the observer may see."""
         outcome = super().compute_values(updates, context, compute)
         for member, value in outcome.values.items():
             source = context.channel.name if member == EVERYONE else client_name(member)
@@ -175,8 +179,9 @@ class ObservedExecution(LiveExecution):
         return outcome
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """As in every live round; the watch sees the choices."""
+        """Collect choices as in every live round and record them."""
         worker: Any = self.worker
+        # Without nodes the engine draws the choices itself, by the file's own mechanism.
         witness, worker.nodes = worker.nodes, None
         choices = super().collect_choices(ballot, context)
         worker.nodes = witness
@@ -187,14 +192,14 @@ class ObservedExecution(LiveExecution):
 
 
 class ObservedRound(TrainingRound):
-    """A round in which the watch also sees what is shown a second time."""
+    """A round that also records values which are shown again."""
 
     def __init__(self, watch: Observer, *where: Any) -> None:
         super().__init__(*where)
         self._watch, self._shown = watch, 0
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
-        """As every round does; the watch sees what is for it to see."""
+        """Show values as every round does and record those for the observer."""
         made = super().show_values(shown)
         for value, channel, audience, _ in shown:
             self._watch.note_shown(self.time, self._shown, channel.name, audience, value.value)
@@ -203,7 +208,7 @@ class ObservedRound(TrainingRound):
 
 
 def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
-    """Rounds of the engine from the first on, with the mechanism, samplers and algorithm of the setting."""
+    """Run `rounds` rounds of the engine with the mechanism, samplers and algorithm of the experiment."""
     ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
     worker.nodes = ObservedNodes(setting, ledger, watch)
     execution = ObservedExecution(watch, ledger, worker, secret, schedules)
@@ -215,6 +220,7 @@ def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, round
         setting = setting.as_found(state)
         r = ObservedRound(watch, setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
+        # As in the engine's loop: sources are reduced to their frontier after every round.
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories
     worker.close()

@@ -15,9 +15,9 @@ from sightline.accounting.trade_off import LEAST_DELTA, POINTS, STEEPEST, TradeO
 from sightline.events import Event, Gaussian, Poisson, Repeat, scale_noise
 
 ROUNDED = 0.01
-"""By how much rounding may move the loss of all releases together."""
+"""Limit of the total rounding error of the loss of all releases together."""
 REACH = 6.8
-"""Standard deviations of noise that are told apart: beyond them, all is lost or nothing, on the safe side."""
+"""Standard deviations of noise that are resolved; beyond them the tail is rounded to the safe side."""
 CELLS = 6000
 MOST_POINTS = 2**21
 
@@ -31,7 +31,7 @@ class SummedSteps:
     noise_multiplier: float
 
     def cells(self) -> tuple[Array, Array, Array]:
-        """(losses at the ends of cells, masses with the subject, masses without it); the ends of the line are cut."""
+        """Return (losses at the ends of cells, masses with the subject, masses without it), with the tails cut off."""
         std = self.noise_multiplier * math.sqrt(self.steps)
         hits = np.arange(self.steps + 1)
         chance = stats.binom.pmf(hits, self.steps, self.rate)
@@ -43,7 +43,7 @@ class SummedSteps:
 
 
 def releases_in(events: Mapping[Event, int]) -> dict[SummedSteps, int]:
-    """Gaussians, sampled or not, and sums of them, with how many there are of each."""
+    """Return the sums of Gaussians, sampled or not, with their counts."""
     return {_as_sum(event): times for event, times in events.items()}
 
 
@@ -56,13 +56,13 @@ def _as_sum(event: Event) -> SummedSteps:
 
 
 def hides_steps(events: Iterable[Event]) -> bool:
-    """Whether steps that were sampled one by one are seen as one sum."""
+    """Return whether steps that were sampled one by one are seen as one sum."""
     return any(isinstance(event, Repeat) and event.times > 1 and isinstance(event.event, Poisson) for event in events)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedLosses:
-    """Masses of a loss at step x (low, low + 1, ...), and of an infinite one: all rounded up, or all down."""
+    """Masses of a loss at step x (low, low + 1, ...), and of an infinite one, all rounded up or all rounded down."""
 
     step: float
     low: int
@@ -70,9 +70,10 @@ class RoundedLosses:
     infinite: float
 
     def deltas(self, epsilons: Array) -> Array:
-        """E[1 - e^(epsilon - loss)] where that is positive."""
+        """Return E[1 - e^(epsilon - loss)] over the positive part."""
         first = max(0, 1 - self.low)
         loss = self.step * (self.low + np.arange(first, len(self.mass)))
+        # The FFT leaves tiny negative masses.
         mass = np.clip(self.mass[first:], 0.0, None)
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
         tilted = np.append(np.cumsum((mass * np.exp(-loss))[::-1])[::-1], 0.0)
@@ -81,7 +82,8 @@ class RoundedLosses:
 
 
 def compose_sums(releases: Mapping[SummedSteps, int], *, up: bool) -> tuple[RoundedLosses, RoundedLosses] | None:
-    """The losses of all releases together, with and without the subject; None where they would be too many points."""
+    """Return the losses of all releases together, with and without the subject, or None for too many points."""
+    # Rounding errors of the releases add up: their total stays below ROUNDED.
     step = ROUNDED / sum(releases.values())
     sides = (_compose_side(releases, step, 0, up=up), _compose_side(releases, step, 1, up=up))
     return None if sides[0] is None or sides[1] is None else (sides[0], sides[1])
@@ -98,11 +100,12 @@ def _compose_side(releases: Mapping[SummedSteps, int], step: float, side: int, *
         product *= fft.rfft(mass, padded) ** times
     kept = math.prod(float(mass.sum()) ** times for _, mass, times in parts)
     low = sum(times * first for first, _, times in parts)
+    # Mass that was cut off counts as infinite loss in an upper bound, with an allowance for the error of the FFT.
     return RoundedLosses(step, low, fft.irfft(product, padded)[:size], max(0.0, 1 - kept) + 1e-12 if up else 0.0)
 
 
 def _round_losses(release: SummedSteps, step: float, side: int, *, up: bool) -> tuple[int, Array]:
-    """(lowest place, masses): a cell goes to its largest loss, rounded up, or to its least, rounded down."""
+    """Return (lowest index, masses): a cell gets its largest loss, rounded up, or its least, rounded down."""
     ends, *worlds = release.cells()
     losses, mass = (ends, worlds[0]) if side == 0 else (-ends, worlds[1])
     one, other = losses[:-1], losses[1:]
@@ -113,13 +116,13 @@ def _round_losses(release: SummedSteps, step: float, side: int, *, up: bool) -> 
 
 
 def summed_deltas(events: Mapping[Event, int], epsilons: Array) -> Array | None:
-    """Upper bounds on delta of what is seen, in both directions."""
+    """Return upper bounds on delta of what is seen, in both directions."""
     sides = compose_sums(releases_in(events), up=True)
     return None if sides is None else np.minimum(1.0, np.maximum(*(side.deltas(epsilons) for side in sides)))
 
 
 def summed_epsilon(events: Mapping[Event, int], delta: float) -> float:
-    """A lower bound on epsilon of what is seen, at delta."""
+    """Return a lower bound on epsilon of what is seen, at delta."""
     sides = compose_sums(releases_in(events), up=False)
     if sides is None:
         return 0.0
@@ -132,13 +135,13 @@ def summed_epsilon(events: Mapping[Event, int], delta: float) -> float:
 
 
 FURTHEST = 5
-"""Members are tried with noise from 2^-5 to 2^5 times the claimed one."""
+"""Noise is tried from 2^-5 to 2^5 times the claimed one."""
 HALVINGS = 8
-"""Of the factor of two between a member that is refuted and one that is not."""
+"""Bisections of the factor of two between a refuted noise level and one that is not."""
 
 
 def summed_curve(events: Mapping[Event, int]) -> TradeOff | None:
-    """The trade-off curve of sums of sampled steps; None where it would take too long."""
+    """Return the trade-off curve of sums of sampled steps, or None if it would take too long."""
     top = accounting.epsilon(events, LEAST_DELTA)
     epsilons = np.linspace(0.0, min(top, STEEPEST), POINTS)
     deltas = summed_deltas(events, epsilons) if math.isfinite(top) else None
@@ -153,51 +156,53 @@ class ClaimedFamily:
     _curves: dict[float, TradeOff | None] = field(default_factory=dict, repr=False)
 
     def member(self, factor: float) -> dict[Event, int]:
-        """The events with so much more noise."""
+        """Return the events with their noise multiplied by `factor`."""
         return {scale_noise(event, factor): times for event, times in self.events.items()}
 
     def curve(self, factor: float) -> TradeOff | None:
-        """The member's trade-off curve: of the sums where steps are seen as their sum only."""
+        """Return the member's trade-off curve, of the sums where steps are seen only as their sum."""
         if factor not in self._curves:
             events = self.member(factor)
             self._curves[factor] = summed_curve(events) if hides_steps(events) else claimed_curve(events)
         return self._curves[factor]
 
     def epsilon(self, factor: float, delta: float) -> float:
-        """The member's epsilon, rounded down."""
+        """Return the member's epsilon, rounded down."""
         events = self.member(factor)
         return summed_epsilon(events, delta) if hides_steps(events) else accounting.interval(events, delta)[0]
 
     def refuted_by(self, refutes: "Refutes") -> bool:
-        """Whether the claim itself is refuted: the curve of all that the ledger says was released."""
+        """Return whether the claim itself is refuted: the curve of everything that the ledger says was released."""
         curve = claimed_curve(self.events)
         return curve is not None and refutes(curve)
 
     @property
     def plain(self) -> bool:
-        """Whether all is Gaussian noise, and sampling that treats every subject by itself."""
+        """Return whether everything is Gaussian noise, with sampling that treats every subject independently."""
         inner = (event.event if isinstance(event, Poisson) else event for event in canonical_form(self.events))
         return all(isinstance(event, Gaussian) for event in inner)
 
     @property
     def sampled(self) -> bool:
-        """Whether it is not known when the subject took part."""
+        """Return whether it is hidden when the subject took part."""
         return any(isinstance(event, Poisson) for event in canonical_form(self.events))
 
 
 Refutes = Callable[[TradeOff], bool]
-"""Whether counts say that a curve is not the mechanism's; what refutes a curve refutes every higher one."""
+"""Returns whether counts refute a curve; what refutes a curve refutes every higher one."""
 
 
 def least_factor(family: ClaimedFamily, refutes: Refutes) -> float:
-    """The least multiple of the claimed noise that is refuted, infinite where none is: the noise is less than that."""
+    """Return the least multiple of the claimed noise that is refuted, or infinity: the true noise is below it."""
 
     def refuted(power: float) -> bool:
         curve = family.curve(2.0**power)
         return curve is not None and refutes(curve)
 
+    # Bisection is valid because refutation is monotone in the noise: more noise is a higher curve.
     high = 0.0
     if refuted(high):
+        # Powers of two first, bisection after: every curve is expensive and is cached.
         while high > -FURTHEST and refuted(high - 1):
             high -= 1
     else:
@@ -212,19 +217,19 @@ def least_factor(family: ClaimedFamily, refutes: Refutes) -> float:
 
 
 def guesses_refute(curve: TradeOff, canaries: int, guesses: int, right: int, *, error: float) -> bool:
-    r"""Whether so many right guesses have a chance below `error` under the curve, whatever the canaries share.
+    r"""Return whether `right` right guesses have probability below `error` under the curve, for dependent canaries too.
 
-    Each of the m canaries is in with probability 1/2; r of them are guessed, which ones may depend on everything seen.
-    Let P_i be the chance of at least i right guesses and h the curve's most hits. "Canary j is guessed rightly, and at
-    least i guesses are right", when the bit of j is turned, is "wrongly, and at least i - 1 are right". The curve
-    relates the two; summed over the canaries, with h concave, for i = 1 .. r:
+    Each of the m canaries is in with probability 1/2; r of them are guessed, and the choice may depend on everything
+    seen. Let P_i be the probability of at least i right guesses and h the curve's most hits. "Canary j is guessed
+    rightly, and at least i guesses are right" becomes, when the bit of j is flipped, "wrongly, and at least i - 1 are
+    right". The curve relates the two; summed over the canaries, with h concave, for i = 1 .. r:
 
         (i P_i + sum_{k > i} P_k) / m  <=  h( ((r - i + 1) P_{i-1} - sum_{k >= i} P_k) / m ).
 
     So P_{i-1} is at least a function of P_i, P_{i+1}, ... that increases in all of them. From P_v = error and nothing
-    above it follows, going down, a lower bound on every P_i; where one is above 1, P_v was less than `error`.
-    Reference: the inequality is that of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one
-    run", for tails of the counts.
+    above it, a lower bound on every P_i follows, going down; if one exceeds 1, P_v was less than `error`. Reference:
+    the inequality is that of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run", for
+    tails of the counts.
     """
     chance, above = error, 0.0
     for count in range(right, 0, -1):
@@ -237,7 +242,7 @@ def guesses_refute(curve: TradeOff, canaries: int, guesses: int, right: int, *, 
 
 
 def rates_refute(curve: TradeOff, *, hits: float, alarms: float) -> bool:
-    """Whether a test with at least so many hits and at most so many false alarms is better than the curve allows.
+    """Return whether a test with at least these hits and at most these false alarms is better than the curve allows.
 
     >>> from sightline.events import Gaussian
     >>> [rates_refute(claimed_curve({Gaussian(z): 1}), hits=0.84, alarms=0.5) for z in (1.0, 1.1)]

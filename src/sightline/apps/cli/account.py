@@ -28,7 +28,7 @@ Examples:
 
 
 def answer_options(*names: str) -> Callable[[Function], Function]:
-    """The options that every scheme has, by their names in the house."""
+    """Return the decorator that adds the options shared by all schemes, by name."""
     known = {
         "delta": click.option("--delta", type=float, required=True, help="Delta of the guarantee."),
         "epsilon": click.option("--epsilon", type=float, required=True, help="The budget to meet."),
@@ -42,7 +42,7 @@ def answer_options(*names: str) -> Callable[[Function], Function]:
 
 
 def decorate_all(decorators: list[Callable[[Function], Function]]) -> Callable[[Function], Function]:
-    """All of them in their order, as one."""
+    """Return one decorator that applies all of them in order."""
 
     def decorate(function: Function) -> Function:
         for one in reversed(decorators):
@@ -53,9 +53,10 @@ def decorate_all(decorators: list[Callable[[Function], Function]]) -> Callable[[
 
 
 def parameter_option(family: "SchemeFamily", parameter: "Parameter", *, budget: bool) -> Callable[[Function], Function]:
-    """The option of a scheme's number; `budget` where the noise is searched for one."""
+    """Return the option for a scheme's parameter; `budget` if noise is calibrated to an epsilon."""
     said, default = parameter.help, family.defaults.get(parameter.name)
-    shown = {} if default is None else {"default": default, "show_default": True}  # None itself would count as given
+    # An explicit default of None would count as given.
+    shown = {} if default is None else {"default": default, "show_default": True}
     if budget and parameter.budget_share is not None:
         said = f"{said.rstrip('.')} (default: {parameter.budget_share:g} of the budget)."
     if parameter.flag:
@@ -71,25 +72,26 @@ def parameter_option(family: "SchemeFamily", parameter: "Parameter", *, budget: 
 
 
 def option_name(name: str) -> str:
-    """How a number is called on the command line."""
+    """Return the command-line name of a parameter."""
     return "--" + name.replace("_", "-")
 
 
 class SchemeGroup(click.Group):
-    """A group with one command for every registered scheme, beside those that it has itself."""
+    """A group with one command for every registered scheme, beside its own commands."""
 
     def __init__(self, *args: Any, make_command: "Callable[[SchemeFamily], click.Command]", **more: Any) -> None:
         super().__init__(*args, **more)
         self.make_command = make_command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All by name; the registry is asked anew each time."""
+        """Return all commands by name."""
         from sightline.accounting import SCHEMES
 
+        # The registry is read each time, so that schemes registered later appear.
         return sorted({*self.commands, *SCHEMES})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The group's own command of this name, or that of the scheme."""
+        """Return the group's own command of this name, or the command of the scheme."""
         from sightline.accounting import SCHEMES
 
         if cmd_name in self.commands or cmd_name not in SCHEMES:
@@ -98,7 +100,7 @@ class SchemeGroup(click.Group):
 
 
 def make_command(family: "SchemeFamily") -> click.Command:
-    """`sightline account SCHEME`."""
+    """Return the command `sightline account SCHEME`."""
     example = " ".join(f"{option_name(name)} {value}" for name, value in family.example.items())
 
     @click.command(
@@ -114,7 +116,7 @@ def make_command(family: "SchemeFamily") -> click.Command:
 
 @click.group("account", cls=SchemeGroup, make_command=make_command, epilog=ACCOUNT_EXAMPLES)
 def account_command() -> None:
-    """Epsilon of a scheme, or of an exported ledger: a proven upper bound."""
+    """Print the epsilon of a scheme, or of an exported ledger: a proven upper bound."""
 
 
 @account_command.command(
@@ -131,7 +133,7 @@ def account_command() -> None:
 )
 @answer_options("delta", "accountant", "json")
 def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
-    """What an observer learns of a subject, from an exported ledger alone."""
+    """Print what an observer can learn about a subject, from an exported ledger alone."""
     from sightline.accounting import Accountant
     from sightline.ledger import read_export
 
@@ -149,6 +151,7 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     first = next(iter(held), None)
     if first is not None:
         answer |= {"unit": str(first.unit), "adjacency": str(first.adjacency)}
+        # A noise multiplier means nothing without the sensitivity that it multiplies.
         answer["noise_relative_to"] = "what the subject moves a release by under this adjacency"
     print_answer(answer, as_json)
 
@@ -156,7 +159,7 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
 def account_scheme(
     family: "SchemeFamily", numbers: dict[str, Any], delta: float, accountant: str, interval: bool, as_json: bool
 ) -> None:
-    """Account a scheme and print it."""
+    """Account a scheme and print the result."""
     from sightline.accounting import Accountant
 
     numbers = family.complete_numbers(numbers)
@@ -173,19 +176,19 @@ def account_scheme(
 
 
 def list_events(scheme: "Scheme") -> list[dict[str, Any]]:
-    """The events of a scheme with their counts, as plain values."""
+    """Return the events of a scheme with their counts, as plain values."""
     from sightline.events import to_json
 
     return [{"times": times, "event": to_json(event)} for event, times in scheme.composition.items()]
 
 
 def finite_or_none(value: float) -> float | str:
-    """JSON has no infinity."""
+    """Return the value, or the text "infinity": JSON has no infinity."""
     return value if value < float("inf") else "infinity"
 
 
 def print_answer(answer: dict[str, Any], as_json: bool) -> None:
-    """One JSON object, or one line per fact."""
+    """Print one JSON object, or one line per fact."""
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
         return
@@ -204,14 +207,14 @@ UPWARD = (
     "segment_rate",
     "as_published_costs",
 )
-"""Upper bounds, and noise that is needed: what is printed is never less than what was computed."""
+"""Upper bounds and required noise: what is printed is never less than what was computed."""
 
 DOWNWARD = ("stream_multiplier", "gain")
-"""What one has: never more than what was computed."""
+"""What is available: what is printed is never more than what was computed."""
 
 
 def format_value(name: str, value: Any) -> str:
-    """A number with the digits that matter, rounded to the private side."""
+    """Return a number with its significant digits, rounded to the safe side."""
     if name == "interval" and all(isinstance(end, float) for end in value):
         return f"{digits_down(value[0])} {digits_up(value[1])}"
     if isinstance(value, float):
@@ -231,7 +234,7 @@ ASKED = ("epsilon", "delta", "accountant", "json")
 
 
 def make_calibration(family: "SchemeFamily") -> click.Command:
-    """`sightline calibrate SCHEME`: every number of the scheme but the noise, which is found."""
+    """Return the command `sightline calibrate SCHEME`: every parameter except the noise, which is found."""
     options = [one for one in family.parameters if one.name != "noise"]
     required = {one.name for one in options if family.is_required(one, budget=True)}
     shown = {name: value for name, value in family.example.items() if name in required}
@@ -252,7 +255,7 @@ def make_calibration(family: "SchemeFamily") -> click.Command:
 
 @click.group("calibrate", cls=SchemeGroup, make_command=make_calibration, epilog=CALIBRATE_EXAMPLES)
 def calibrate_command() -> None:
-    """The least noise multiplier with which a scheme costs at most (epsilon, delta)."""
+    """Print the least noise multiplier with which a scheme costs at most (epsilon, delta)."""
 
 
 @calibrate_command.command(
@@ -279,7 +282,7 @@ def h2fdp(
     accountant: str,
     as_json: bool,
 ) -> None:
-    """Examples in segments of several local steps: the noise that is needed, and beside it what Prop. 3.1 prints."""
+    """Print the noise for examples in segments of several local steps, and beside it what Prop. 3.1 gives."""
     from sightline import accounting
     from sightline.accounting.published import as_published_noise
     from sightline.accounting.schemes import claim_segment
@@ -287,7 +290,9 @@ def h2fdp(
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
     scheme = accounting.segment(noise=1.0, steps=segment, rate=rate, segments=steps, first_step=first_step)
+    # The published noise is printed beside the calibrated one, never used: its cost under our accountant is shown.
     scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
+    # The paper's formula is quoted for comparison; nothing is calibrated to it.
     printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
     answer: dict[str, Any] = {
         "noise_multiplier": scheme.noise_multiplier,
@@ -307,17 +312,18 @@ def h2fdp(
 
 
 def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> float:
-    """Epsilon with a noise that somebody printed; without noise there is no bound."""
+    """Return epsilon with a published noise; without noise it is infinite."""
     return scheme.with_noise(noise).epsilon(delta=delta, accountant=accountant) if noise > 0 else float("inf")
 
 
 def calibrate_scheme(
     family: "SchemeFamily", numbers: dict[str, Any], epsilon: float, delta: float, accountant: str, as_json: bool
 ) -> None:
-    """Calibrate a scheme and print it."""
+    """Calibrate a scheme and print the result."""
     from sightline.accounting import Accountant
 
     chosen = Accountant(accountant)
+    # Defaults may depend on the budget, such as a share of epsilon for one part of a scheme.
     numbers = family.complete_numbers(numbers, epsilon=epsilon)
     scheme = family.calibrated(numbers, epsilon=epsilon, delta=delta, accountant=chosen)
     spent = scheme.epsilon(delta=delta, accountant=chosen)
@@ -364,7 +370,7 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the heatmap and the curves to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
-    """Epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from who is in which group."""
+    """Print the epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from the memberships."""
     from sightline.ledger.group_privacy import Question, answer_question, save_npz
 
     question = Question(**given)
@@ -383,7 +389,7 @@ def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: 
 
 
 def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
-    """What `--json` prints; null where a threat model speaks of nobody."""
+    """Return what `--json` prints; None where the threat model covers no pair."""
     from sightline.accounting import large_delta_note
 
     question = answer.question
@@ -420,7 +426,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
 
 
 def print_pairs(answer: "Answer", found: dict[str, Any]) -> None:
-    """A few lines for people."""
+    """Print a few lines for people."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)

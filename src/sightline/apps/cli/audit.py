@@ -1,4 +1,4 @@
-"""`sightline audit`: attacks on the mechanism that a file runs, and what they say of its epsilon."""
+"""`sightline audit`: attack the mechanism that a file runs and compare the result with its claimed epsilon."""
 
 import json
 import math
@@ -50,6 +50,7 @@ def audit_command(config: Path, overrides: tuple[str, ...], as_json: bool, plot:
     from sightline.config import read
     from sightline.console import CountBar
 
+    # Check the path first: an audit takes minutes.
     check_plot(plot)
     experiment = read(config, [*overrides])
     with CountBar(f"audit {experiment.name}", "runs") as bar:
@@ -70,7 +71,7 @@ def audit_command(config: Path, overrides: tuple[str, ...], as_json: bool, plot:
 
 
 def _name_cause(unbounded: bool, told: dict[str, Any]) -> str:
-    """By what a claim is refuted."""
+    """Return what refutes the claim."""
     if unbounded:
         return "one example moves a sum by more than the clip norm"
     if told.get("twin_worlds_refuted"):
@@ -91,6 +92,7 @@ def _print_audit(told: dict[str, Any]) -> None:
     click.echo(f"epsilon >= {_round_down(told['epsilon_lower'])}  with confidence {told['confidence']:g}, by attacks")
     other = f" (at the file's delta = {told['file_delta']:g}: {format_upper(told['file_epsilon'], digits=4)})"
     click.echo(f"epsilon <= {claimed}  as claimed" + (other if told["file_delta"] != told["delta"] else ""))
+    # Each finding with its own delta: bounds at different deltas are different claims.
     for one in told["findings"]:
         told_so = {name: value for name, value in one.items() if not name.startswith(("epsilon", "delta", "method"))}
         rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told_so.items())
@@ -105,11 +107,12 @@ def _print_audit(told: dict[str, Any]) -> None:
 
 
 def _round_down(value: float) -> str:
+    # Lower bounds are rounded down and upper bounds up, so that no printed number claims more than was proven.
     return f"{math.floor(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinity"
 
 
 def _infinite_or(value: Any) -> Any:
-    """None stands for infinity, as everywhere."""
+    """Replace infinity by None, as all JSON output does."""
     if isinstance(value, list):
         return [{name: _infinite_or(one) for name, one in row.items()} for row in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

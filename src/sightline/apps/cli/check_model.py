@@ -1,4 +1,4 @@
-"""`sightline check-model`: does a module treat examples apart, where does the proof end, what does privacy cost it."""
+"""`sightline check-model`: whether a module treats examples separately, where the proof ends, what privacy costs."""
 
 import json
 import time
@@ -29,11 +29,11 @@ used. With --experiment and a FACTORY, the file gives the data and the factory t
 """
 KINDS = {"features": "vector", "image": "image", "tokens": "text"}
 DEFAULTS = (("features", (20,)), ("image", (1, 28, 28)), ("image", (3, 32, 32)), ("tokens", (32,)))
-"""What is tried when nothing is said, in this order."""
+"""Inputs that are tried in this order if none are given."""
 NOTHING = {"name": "check-model", "rounds": 1}
 """An experiment that only names a model."""
 BATCH = 32
-"""Examples in a step that is timed."""
+"""Number of examples in a timed step."""
 
 
 @click.command("check-model", epilog=CHECK_MODEL_EXAMPLES)
@@ -69,7 +69,7 @@ def check_model_command(
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """The shape of one example.
+    """Return the shape of one example.
 
     >>> parse_shape("3,32,32")
     (3, 32, 32)
@@ -81,7 +81,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def model_of_experiment(file: Path, words: list[str], *, own: bool) -> "FlatModel":
-    """The model that an experiment file trains, or the factory's `own`, for the file's data."""
+    """Return the model that an experiment file trains, or the factory's `own` model for the file's data."""
     from sightline.config import read
     from sightline.data import load_federation
     from sightline.models import build_model, build_task, count_outputs
@@ -100,7 +100,7 @@ def model_of_experiment(file: Path, words: list[str], *, own: bool) -> "FlatMode
 def model_of_factory(
     words: list[str], kind: str | None, shape: tuple[int, ...] | None, classes: int, vocabulary: int
 ) -> "FlatModel":
-    """The model of a factory alone, for the inputs that are named, or for the first default ones that it takes."""
+    """Return the model of a factory for the given inputs, or for the first default ones that it accepts."""
     from sightline.config import read
     from sightline.data.federation import Kind
     from sightline.errors import InvalidInput, Refused
@@ -114,18 +114,20 @@ def model_of_factory(
                 model.name, input_shape=size, classes=classes, kind=Kind(KINDS[word]), settings=model.settings,
                 vocabulary=vocabulary if word == "tokens" else 0,
             )  # fmt: skip
+        # A refusal holds for every input: trying other shapes would only hide its reason.
         except Refused:
             raise
         except InvalidInput as error:
             refused = refused or error
-    if refused is None:  # there is always an input to try
+    # Unreachable: there is always an input to try.
+    if refused is None:
         invalid("--kind", kind, "no such kind of input")
     fits = kind is not None or shape is not None or "batch of shape" not in str(refused)
     raise refused if fits else InvalidInput(f"{refused}, or give --kind, --input-shape and --classes")
 
 
 def likely_inputs(kind: str | None, shape: tuple[int, ...] | None) -> list[tuple[str, tuple[int, ...]]]:
-    """(kind, shape) of the inputs to try, the first that fits being used.
+    """Return (kind, shape) of the inputs to try; the first that fits is used.
 
     >>> likely_inputs(None, (3, 32, 32)), likely_inputs("tokens", None)
     ([('image', (3, 32, 32))], [('tokens', (32,))])
@@ -136,11 +138,12 @@ def likely_inputs(kind: str | None, shape: tuple[int, ...] | None) -> list[tuple
 
 
 def check_model(model: "FlatModel") -> dict[str, Any]:
-    """The verdict on a model, where the proof ended, and how long plain and private steps take."""
+    """Return the verdict on a model, where the proof ended, and the time of plain and private steps."""
     from sightline.models import refuse_mixing_layers
     from sightline.models.certificate import Objection, certificate_of
     from sightline.training import clipping_note
 
+    # Layers such as batch normalisation are refused outright: no clipping bounds an example that changes the others.
     refuse_mixing_layers(model.module())
     found = certificate_of(model)
     named = {value: key for key, value in KINDS.items()}
@@ -158,7 +161,7 @@ def check_model(model: "FlatModel") -> dict[str, Any]:
 
 
 def time_steps(model: "FlatModel") -> dict[str, Any]:
-    """Milliseconds of a plain and of a private step on a batch of this machine, on one thread, and their ratio."""
+    """Return milliseconds of a plain and a private step on one thread of this machine, and their ratio."""
     import numpy as np
     import torch
 
@@ -168,6 +171,7 @@ def time_steps(model: "FlatModel") -> dict[str, Any]:
     worker = worker_for(model)
     worker.weights.copy_(model.init(np.random.default_rng(0)))
     x, y = worker.inputs(probe_inputs(model, BATCH).numpy()), torch.arange(BATCH) % model.classes
+    # Dropout draws random numbers while it is timed; the caller's generator stays as it was.
     with on_one_thread(), torch.random.fork_rng(devices=[]):
         plain = least_seconds(lambda: worker.mean_gradient(x, y))
         private = least_seconds(lambda: worker.clipped_sum(x, y, 1.0))
@@ -181,9 +185,10 @@ def time_steps(model: "FlatModel") -> dict[str, Any]:
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """As runs train: on a busy machine threads inside a small step wait for each other, for hundreds of its times."""
+    """Run torch on one thread, as runs train."""
     import torch
 
+    # On a busy machine the threads inside a small step wait for each other, hundreds of times its own length.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -193,8 +198,9 @@ def on_one_thread() -> Iterator[None]:
 
 
 def least_seconds(step: Callable[[], None], *, limit: float = 1.0) -> float:
-    """The least time of several tries, about as many as fit into the limit."""
+    """Return the least time of several tries, about as many as fit into the limit."""
     step()
+    # The first call warms up caches and is not timed; the minimum is the least disturbed by other processes.
     times: list[float] = []
     while len(times) < 3 or (sum(times) < limit and len(times) < 30):
         begin = time.perf_counter()
@@ -204,7 +210,7 @@ def least_seconds(step: Callable[[], None], *, limit: float = 1.0) -> float:
 
 
 def print_answer(answer: dict[str, Any]) -> None:
-    """The verdict in lines."""
+    """Print the verdict in lines."""
     certified = answer["verdict"] == "certified"
     shape = " x ".join(map(str, answer["input_shape"]))
     inputs = f"{answer['kind']} of {shape}, {answer['classes']} classes, {answer['parameters']} parameters"

@@ -1,4 +1,4 @@
-"""`sightline datasets`, `experiments` and `completion`: what data and experiments there are, and shell completion."""
+"""`sightline datasets`, `experiments` and `completion`: available data and experiments, and shell completion."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def datasets_command(as_json: bool) -> None:
 
 
 def print_datasets(statuses: "list[DatasetStatus]", folder: str) -> None:
-    """A table of all data sets, then a line for each that is missing."""
+    """Print a table of all data sets, then a line for each missing one."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The command line: `sightline` and its commands, loaded when they are asked for; errors in one line."""
+"""The command line: `sightline` and its commands, imported on first use, with every error on one line."""
 
 import os
 import signal
@@ -15,12 +15,13 @@ from sightline.errors import SightlineError, one_line, printable
 
 
 def examples_epilog(*lines: str) -> str:
-    """The epilog that shows these command lines, each given without its leading `sightline`.
+    """Return the epilog that shows these command lines, each given without its leading `sightline`.
 
     >>> examples_epilog("datasets").splitlines()[1:]
     ['Examples:', '  sightline datasets']
     """
-    as_they_stand = "\b"  # click wraps a paragraph unless it opens with this
+    # click wraps a paragraph unless it starts with this character.
+    as_they_stand = "\b"
     return "\n".join([as_they_stand, "Examples:", *(f"  sightline {line}" for line in lines)])
 
 
@@ -52,16 +53,16 @@ HOMES = {
     "datasets": "info",
     "completion": "info",
 }
-"""Commands that live in the module of another."""
+"""Commands that live in the module of another command."""
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells know it."""
+"""Exit code of a command that Ctrl-C ended, as shells use it."""
 
 END_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that end a command as Ctrl-C does, with the exit code 128 + signal."""
 
 _received: list[int] = []
-"""The signal that ended this process, if one did."""
+"""The signal that ended this process, if any."""
 
 EXAMPLES = """
 \b
@@ -73,14 +74,14 @@ Examples:
 
 
 class Lazy(click.Group):
-    """A group whose commands live in modules of their own."""
+    """A command group whose commands are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, in the order of use."""
+        """Return the commands in the order of use."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module."""
+        """Import the module of a command and return the command, or None."""
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
@@ -91,7 +92,8 @@ class Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Teach the nearest name when a command is mistyped."""
+        """Resolve a command; suggest the nearest name if it is mistyped."""
+        # Checked here, so that an unknown command is one line in our form and not click's usage text.
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from sightline.errors import did_you_mean, invalid
 
@@ -99,7 +101,7 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands without importing any of them."""
+        """Write the list of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -111,61 +113,67 @@ def sightline() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; every mistake of the user's is one line on stderr.
+    """Run the command line; every user error is one line on stderr.
 
-    Guarantees: no file or folder that a command makes can be written to by everybody, whatever the umask.
+    Guarantees: no file or folder that a command makes is writable by others, whatever the umask.
     """
+    # Keep the user's umask and add only the write bit for others.
     os.umask(os.umask(0o077) | 0o002)
-    with suppress(OSError):  # the folder may have been removed
+    # The current folder may have been removed.
+    with suppress(OSError):
         sys.path.insert(0, os.getcwd())
+    # Before any command starts, so that a run ended by SIGTERM leaves a directory that can be resumed.
     heed_signals()
     escape_unprintable(sys.stdout)
     sys.exit(flush_output(run_arguments(sys.argv[1:])))
 
 
 def heed_signals() -> None:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, unless they are ignored, as below nohup."""
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, unless they are ignored, as under nohup."""
     for number in END_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Interrupt the command once; a second signal does not disturb its end."""
+    """Interrupt the command once; a second signal does not disturb its shutdown."""
+    # Only the first signal interrupts: a second one in the middle of saving would leave a half-written state.
     if not _received:
         _received.append(number)
         raise KeyboardInterrupt
 
 
 def end_words() -> str:
-    """How an interrupted command came to its end."""
+    """Return how an interrupted command ended."""
     return f"ended by {signal.Signals(_received[0]).name}" if _received else "interrupted"
 
 
 def escape_unprintable(stream: TextIO | None) -> None:
-    """Spell out the characters that the encoding of a stream lacks, where they would raise an error."""
+    """Escape characters that the encoding of a stream lacks, where they would raise an error."""
     if stream is not None and getattr(stream, "errors", "") == "strict":
         stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined,unused-ignore]
 
 
 def flush_output(code: int) -> int:
-    """Write what is left of the output; the exit code, which is 1 where that fails and the command did not."""
+    """Flush the output and return the exit code, which becomes 1 if flushing fails and the command did not."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python tries again when it exits
+            # Python flushes again at exit and would report the same error a second time.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if stream is sys.stdout:
                 code = code or _end_by_failed_writing(error)
     return code
 
 
 def run_arguments(arguments: list[str], group: click.Group | None = None) -> int:
-    """Call the command line, or another group of commands, and return its exit code.
+    """Run the command line, or another group of commands, and return its exit code.
 
-    0 done, 2 bad input, 3 budget, 130 Ctrl-C, 128 + the number of another signal, 1 anything else.
+    0 success, 2 bad input, 3 budget, 130 Ctrl-C, 128 + the number of another signal, 1 anything else.
     """
+    # click knows only KeyboardInterrupt; the exit code of the actual signal is restored here.
     code = _call_command(arguments, group or sightline)
     return 128 + _received[0] if code == INTERRUPTED and _received else code
 
@@ -184,6 +192,7 @@ def _call_command(arguments: list[str], group: click.Group) -> int:
         return _say_line(" ".join(error.format_message().split()) + _usage_hint(error), 2)
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    # click turns KeyboardInterrupt into Abort; its message may say how to resume.
     except click.exceptions.Abort as stop:
         said = stop.__cause__.args if isinstance(stop.__cause__, KeyboardInterrupt) else ()
         return _say_line("; ".join([end_words(), *map(str, said)]), INTERRUPTED)
@@ -194,8 +203,9 @@ def _call_command(arguments: list[str], group: click.Group) -> int:
 
 
 def _end_by_failed_writing(error: OSError) -> int:
-    """The exit code after the system refused to read or write; one line says what, unless a reader went away."""
-    if _received:  # the terminal is gone, and with it what was to be said there
+    """Return the exit code after a failed read or write; print one line, unless a reader closed the pipe."""
+    # The terminal is gone, and with it the place for a message.
+    if _received:
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return 1
@@ -210,7 +220,8 @@ def _usage_hint(error: click.UsageError) -> str:
 
 
 def _say_line(line: str, code: int) -> int:
-    with suppress(OSError):  # a full device, or a terminal that is gone: the exit code still tells
+    # On a full device, or without a terminal, the exit code still tells.
+    with suppress(OSError):
         click.echo(f"sightline: {printable(line)}", err=True)
     return code
 

@@ -1,4 +1,4 @@
-"""`sightline report`, `compare` and `serve`: the page of a run, runs side by side, a local web page."""
+"""`sightline report`, `compare` and `serve`: the page of a run, runs side by side, and a local web page."""
 
 import json
 import re
@@ -34,10 +34,11 @@ Examples:
 @click.option("--ledger", "ledger_file", type=click.Path(path_type=Path), help="Export the ledger to this JSON file.")
 @click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
 def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
-    """Write report.html of the run in RUN_DIR anew, from its own records."""
+    """Rewrite report.html of the run in RUN_DIR from its own records."""
     from sightline.apps.report import RunView, write_page
     from sightline.apps.report.run_view import checked_records
 
+    # Summary and page are made before anything is printed: a damaged record is one line and no output.
     with checked_records(run_dir):
         run = RunView.read(run_dir)
         told = report_summary(run, ledger_file)
@@ -55,11 +56,12 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, show:
 
 
 def export_ledger(run: "RunView", path: Path) -> None:
-    """Write the ledger as one JSON file, whole or not at all."""
+    """Write the ledger as one JSON file, atomically."""
     from sightline.apps.report.elements import write_whole
     from sightline.errors import invalid
     from sightline.ledger import export_ledger
 
+    # allow_nan=False: NaN and Infinity are not JSON, and other readers would fail on them.
     text = json.dumps(export_ledger(run.ledger), allow_nan=False)
     try:
         write_whole(path, text + "\n")
@@ -68,7 +70,7 @@ def export_ledger(run: "RunView", path: Path) -> None:
 
 
 def report_summary(run: "RunView", ledger_file: Path | None) -> dict[str, Any]:
-    """The facts of a run for scripts: those of `sightline run --json`, its name, and its ledger."""
+    """Return the facts of a run for scripts: those of `sightline run --json`, its name, and its ledger."""
     from sightline.apps.report import summarise_run
 
     ledger = {} if ledger_file is None else {"ledger": str(ledger_file)}
@@ -103,7 +105,7 @@ def compare_command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) 
 
 
 def print_comparison(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:
-    """One JSON object, or a table with its notes."""
+    """Print one JSON object, or a table with its notes."""
     from sightline.apps.report.comparison import comparison_notes, plain_comparison
 
     if as_json:
@@ -118,7 +120,7 @@ def print_comparison(comparison: "Comparison", as_json: bool, figure: Path | Non
 
 
 def print_table(comparison: "Comparison") -> None:
-    """The table: within the width of a terminal, in a file as wide as it needs to be."""
+    """Print the table within the width of a terminal, or as wide as needed into a file."""
     from rich.console import Console
 
     from sightline.apps.report.comparison import comparison_table
@@ -132,10 +134,10 @@ def print_table(comparison: "Comparison") -> None:
 
 
 def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int | None) -> list[str]:
-    """A table as lines of text, the first `left` columns set to the left; nothing in it is ever cut off.
+    """Return a table as lines of text, the first `left` columns aligned left; nothing is ever cut off.
 
-    Where it is wider than `width`, long headings are broken; where that does not do, the columns are set below each
-    other in blocks whose rows are numbered.
+    If the table is wider than `width`, long headings are broken; if that is not enough, the columns are set below each
+    other in blocks with numbered rows.
 
     >>> print("\\n".join(lay_out(["privacy.epsilon", "Runs"], [["2", "4"]], left=1, width=14)))
     privacy.
@@ -146,6 +148,7 @@ def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int |
     columns = [_Column(name, [row[place] for row in rows], place < left) for place, name in enumerate(header)]
     if width is None or _table_width(columns) <= width:
         return _draw_table(columns)
+    # Least intrusive first: break headings, then split the table. Nothing is dropped, since each column is a result.
     columns = [column.broken() for column in columns]
     if _table_width(columns) <= width:
         return _draw_table(columns)
@@ -176,8 +179,9 @@ class _Column:
         return max(_cell_width(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
 
     def broken(self) -> "_Column":
-        """The heading on several lines, broken at spaces, dots and underscores, no wider than it has to be."""
+        """Break the heading at spaces, dots and underscores, into lines no wider than necessary."""
         pieces = [piece for piece in re.findall(r"[^ ._]*[._]?", self.heading) if piece]
+        # The longest piece or cell: breaking further would not make the column narrower.
         most = max(max(map(_cell_width, pieces), default=0), *(_cell_width(cell) for cell in self.cells), 1)
         lines = [""]
         for piece in pieces:
@@ -189,7 +193,7 @@ class _Column:
         return replace(self, heading="\n".join(lines))
 
     def folded(self, most: int) -> "_Column":
-        """With no line longer than that."""
+        """Fold all text to lines of at most `most` cells."""
         from rich.cells import chop_cells
 
         def fold(text: str) -> str:
@@ -213,7 +217,7 @@ def _draw_table(columns: Sequence[_Column]) -> list[str]:
 
 
 def _row_lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:
-    """One row of the table: cells of several lines start at its top, headings end at its bottom."""
+    """Return the lines of one row: cells start at its top, headings end at its bottom."""
     split = [text.split("\n") for text in texts]
     high = max(len(lines) for lines in split)
     padded = [[""] * (high - len(s)) + s if bottom else s + [""] * (high - len(s)) for s in split]
@@ -229,6 +233,7 @@ def _pad_cell(text: str, column: _Column) -> str:
 
 
 def _cell_width(text: str) -> int:
+    # Width in terminal cells, not characters: East Asian characters take two.
     from rich.cells import cell_len
 
     return cell_len(text)
@@ -269,7 +274,8 @@ def serve_command(runs: Path, port: int, host: str, allow_host: tuple[str, ...],
             server.serve_forever()
         except KeyboardInterrupt:
             pass
-        click.echo("", err=True)  # ends the line on which the terminal shows ^C
+        # End the line on which the terminal shows ^C.
+        click.echo("", err=True)
     return 0
 
 
@@ -279,6 +285,7 @@ def check_installed() -> None:
 
     from sightline.errors import InvalidInput
 
+    # Found without importing: the extra is optional, and the message must come before a traceback.
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise InvalidInput('sightline serve needs sightline[serve]: pip install "sightline[serve]"')
 
@@ -293,6 +300,7 @@ def announce_server(server: "Server", as_json: bool) -> None:
         click.echo(
             f"Sightline is at  {server.url}\nAnyone with this address can read the runs. Ctrl-C stops the server."
         )
+    # The token protects the pages but travels unencrypted.
     if server.host not in LOCAL:
         click.echo(
             f"sightline: --host={server.host}: other machines can reach this server, and its traffic is not encrypted; "

@@ -1,4 +1,4 @@
-"""`sightline run`: from an experiment file to a model, a ledger and a report."""
+"""`sightline run`: train an experiment file into a model, a ledger and a report."""
 
 import json
 import math
@@ -30,7 +30,7 @@ class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """The number, or the word."""
+        """Return the number, or the word `auto`."""
         if value == "auto" or isinstance(value, int):
             return value  # type: ignore[no-any-return]
         try:
@@ -61,7 +61,8 @@ def run_command(
 
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if not config.is_dir():
-        read(config, words)  # what is wrong with it is told before anything large is loaded
+        # Report mistakes in the file before torch is imported, which takes seconds.
+        read(config, words)
     import sightline
 
     done = sightline.run(
@@ -73,6 +74,7 @@ def run_command(
         click.echo(json.dumps(summary, allow_nan=False))
     else:
         _print_summary(summary)
+    # The budget ended the run: results are valid, and the exit code tells scripts why it is short.
     if summary["status"] == "stopped":
         click.echo(f"sightline: {printable(summary['status_reason'])}", err=True)
         return 3
@@ -96,7 +98,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and words of every line that `sightline run` ends with."""
+    """Return the name and text of every line that `sightline run` prints at the end."""
     lines = [
         ("rounds", str(summary["rounds_done"])),
         *([("ended early", summary["stopped"])] if summary["stopped"] else []),
@@ -109,6 +111,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("epsilon", f"{_epsilon_words(summary['epsilon'])} at delta = {summary['delta']:g}, per {summary['unit']}")
         )
+        # A star with one epsilon for server and public needs no further lines.
         if len(summary["observers"]) > 2 or len(set(summary["observers"].values())) > 1:
             lines += [(f"  against {kind}", _epsilon_words(value)) for kind, value in summary["observers"].items()]
         lines += _together_lines(summary)
@@ -126,7 +129,7 @@ def summary_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _together_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the run and those that its model started from cost together, where it started from any."""
+    """Return the joint cost of the run and the runs that its model started from, if any."""
     found = summary.get("together")
     if found is None:
         return []
@@ -139,7 +142,7 @@ def _together_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _metric_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The task's metrics on the test set, the main one by itself."""
+    """Return the task's metrics on the test set, the main one first."""
     (main, reached), *others = ((METRICS[name], value) for name, value in summary["metrics"].items())
     lines = [(f"test {main.title}", main.format_value(reached))]
     beside = ", ".join(f"{metric.title} {metric.format_value(value)}" for metric, value in others)
@@ -147,18 +150,19 @@ def _metric_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _clients_words(summary: dict[str, Any]) -> str:
-    """Mean, the decile at the worse end, and the worst with the number of examples that say so."""
+    """Return the mean, the decile at the worse end, and the worst client with its number of examples."""
     metric = METRICS[summary["metric"]]
     mean, decile, worst = (summary.get(metric.client_key(which)) for which in ("mean", "decile", "worst"))
     words = [f"mean {metric.format_value(mean)}"]
     if decile is not None:
         words.append(f"{metric.decile_title} {metric.format_value(decile)}")
+    # A worst client with three examples says little, so the number of examples is shown beside it.
     of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
     return ", ".join([*words, f"worst {metric.format_value(worst)}{of}"])
 
 
 def _clusters_words(found: dict[str, Any]) -> str:
-    """The clusters of a run in one line; what needs the true ones is said where they are known."""
+    """Return the clusters of a run in one line; purity and minority only where the true clusters are known."""
     words = [] if found["count"] is None else [str(found["count"])]
     if found["mss"] is not None:
         words.append(f"MSS {found['mss']:.2f}")
@@ -175,6 +179,7 @@ def _percent_words(value: float | None) -> str:
 
 
 def _epsilon_words(value: float | None) -> str:
+    # Rounded up: a printed epsilon is never smaller than the computed one.
     from sightline.apps.report.elements import format_upper
 
     return "infinite" if value is None else format_upper(value, digits=4)

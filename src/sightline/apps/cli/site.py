@@ -1,4 +1,4 @@
-"""`sightline site` and `sightline flower`: approve, budget, answer; an experiment as a Flower app."""
+"""`sightline site` and `sightline flower`: approvals, budget and answers of a site; experiments as Flower apps."""
 
 import json
 import math
@@ -54,10 +54,12 @@ def approve_command(
     except OSError as error:
         invalid("--signature", signature, f"cannot be read ({type(error).__name__})")
     drawn = site.draw_up(read(config, overrides), signature=signed)
+    # The description always appears: an owner must see the cost before agreeing, also with --json.
     click.echo("\n".join(site.describe(drawn)), err=as_json)
     if not yes and not click.confirm("Approve this for one run?", err=True):
         click.echo("not approved: nothing is reserved", err=True)
         raise click.exceptions.Exit(1)
+    # Approving draws up nothing new: what was shown is what is reserved and stored.
     made = site.approve(drawn)
     click.echo(json.dumps(_facts_of(made)) if as_json else f"approved: {made.id}")
 
@@ -73,6 +75,7 @@ def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "
         invalid("--policy", policy, f"a site's policy is a file named {POLICY}")
     site = Site(folder if folder is not None else (policy or Path()).parent)
     named = site.folder / site.policy.data
+    # The policy decides which data are used; a command-line option only confirms it.
     if data is not None and data.resolve() != named.resolve():
         invalid("--data", data, f"the policy names {named}", "change data in the policy")
     site.check()
@@ -91,7 +94,7 @@ def _facts_of(approval: "Approval") -> dict[str, Any]:
 @click.argument("folder", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def status_command(folder: Path, as_json: bool) -> None:
-    """The budget of the site in FOLDER: what is approved, what is reserved, what is left."""
+    """Show the budget of the site in FOLDER: what is approved, what is reserved, what is left."""
     from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
     from sightline.runtimes.site.approval import percent_up
@@ -115,6 +118,7 @@ def status_command(folder: Path, as_json: bool) -> None:
     used = percent_up(budget.used)
     click.echo(f"budget for life: epsilon {policy.epsilon:g} at delta={policy.delta:g} per {policy.unit}")
     click.echo(f"reserved: {used:.1f} %, which is epsilon {format_upper(budget.spent, digits=4)} if nothing is added")
+    # What is left is rounded down, what is used is rounded up.
     room = math.floor(1000 * budget.epsilon_left) / 1000
     click.echo(f"left: {100 - used:.1f} %, room for one Gaussian experiment of epsilon {room:g} (percents add up, "
                "epsilons do not)")  # fmt: skip
@@ -128,7 +132,7 @@ def status_command(folder: Path, as_json: bool) -> None:
 
 
 def _approvals_of(site: "Site") -> list[dict[str, Any]]:
-    """The facts of every approval: what it costs, how far its run is, whether it has ended."""
+    """Return the facts of every approval: its cost, its progress, and whether it has ended."""
     ended, whole = site.budget.record().ended, site.budget.filter
     shares = {one.approval: whole.used_share([one.bound]) for one in site.budget.status().reservations}
     found = []
@@ -262,7 +266,7 @@ def flower_site(folder: Path, socket: Path) -> None:
 @click.argument("folder", type=APP_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def spent_command(folder: Path, as_json: bool) -> None:
-    """How much of its budget the site in FOLDER has spent, over all runs."""
+    """Show how much of its budget the site in FOLDER has spent, over all runs."""
     from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
     from sightline.runtimes.site.approval import percent_up

@@ -43,6 +43,7 @@ def sweep_command(
     from sightline.config import read
     from sightline.console import SweepBar
 
+    # Checked before hours of runs, not after them.
     if figure is not None:
         check_figure(figure)
     out = out or Path("runs") / f"{read(config, overrides).name}-sweep"
@@ -54,7 +55,7 @@ def sweep_command(
 
 
 def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, figure: Path | None, as_json: bool) -> int:
-    """The table and the page of what is done, and a line for everything that is not."""
+    """Print the table of the finished runs and a line for every other one; write the page and return the exit code."""
     from sightline.apps.sweep.sweep import done_directories
     from sightline.errors import InvalidInput
 
@@ -63,6 +64,7 @@ def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, figure:
         click.echo(f"sightline: failed: {printable(f'{job.name}: {reason}')}", err=True)
     if not done and not swept.interrupted:
         raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs could be done; the reasons stand above")
+    # What is done is shown even if other jobs failed: the same command continues later.
     if done or as_json:
         _print_sweep(planned, swept, done, out, figure, as_json)
     if swept.interrupted:

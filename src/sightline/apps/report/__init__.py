@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run."""
+"""Reports: one self-contained HTML page per run."""
 
 from sightline.apps.report.elements import Section
 from sightline.apps.report.guarantee import explain_event

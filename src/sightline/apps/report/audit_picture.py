@@ -1,4 +1,4 @@
-"""What an audit found, as a picture: for every method a bar from the bound that was found to the claim above it."""
+"""The picture of an audit: for every method a bar up to the bound that was found, and a mark at the claim."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def draw_audit(name: str, told: Mapping[str, Any], path: Path) -> None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise unless a picture of that name can be drawn: before the work, not after it."""
+    """Raise InvalidInput unless a picture of that name can be drawn; called before the work, not after it."""
     if path is not None and path.suffix not in (".svg", ".html"):
         invalid("plot", path, "an audit is drawn as .svg or .html", "e.g. --plot audit.svg")
     if path is not None and not path.absolute().parent.is_dir():
@@ -27,15 +27,16 @@ def check_plot(path: Path | None) -> None:
 
 
 def audit_verdict(told: Mapping[str, Any]) -> str:
-    """One sentence: is the claim refuted, and how near did the attacks come?"""
+    """Return one sentence: whether the claim is refuted, and how close the attacks came."""
     if told["refuted"]:
         return "REFUTED: epsilon is larger than claimed, do not trust this run"
     nearest = _found_share(told)
+    # Rounded down: the picture must not claim a stronger attack than was made.
     return f"not refuted: the attacks found {math.floor(100 * nearest)}% of what is claimed"
 
 
 def audit_page(name: str, told: Mapping[str, Any]) -> str:
-    """The picture on a page of its own."""
+    """Return the picture on its own page."""
     title = f"Audit of {escape(name)}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>{audit_svg(name, told)}</html>\n'
@@ -43,8 +44,9 @@ def audit_page(name: str, told: Mapping[str, Any]) -> str:
 
 
 def audit_svg(name: str, told: Mapping[str, Any]) -> str:
-    """The picture; every word of the file is shown as text."""
+    """Return the picture; every text of the file is escaped."""
     findings: Sequence[Mapping[str, Any]] = told["findings"]
+    # The small number avoids a division by zero if every bound is zero.
     most = max([_finite_or(one[end]) for one in findings for end in ("epsilon_lower", "epsilon_upper")] + [1e-9])
     height = TOP + ROW * len(findings) + 20
     who = f"{told['observer']} about {told['subject']} ({told['unit']}), {told['rounds']} rounds"
@@ -62,7 +64,7 @@ def audit_svg(name: str, told: Mapping[str, Any]) -> str:
 
 
 def _headline(told: Mapping[str, Any]) -> str:
-    """The one number: what was found and what is claimed, at one delta."""
+    """Return what was found and what is claimed, at one delta."""
     claim = format_upper(told["epsilon_upper"], digits=4)
     return f"epsilon ≥ {_round_down(told['epsilon_lower'])} found, ≤ {claim} claimed, at delta = {told['delta']:g}"
 
@@ -72,7 +74,7 @@ def _round_down(value: float) -> str:
 
 
 def _method_row(one: Mapping[str, Any], y: int, most: float) -> list[str]:
-    """A method: the bound that was found as a bar, the claim as a mark."""
+    """Return the row of a method: the bound as a bar, the claim as a mark."""
     wide = WIDTH - LEFT - 90
     lower, claim = (LEFT + wide * _finite_or(one[f"epsilon_{end}"]) / most for end in ("lower", "upper"))
     colour = WRONG if _found_share(one) > 1 else FOUND
@@ -88,7 +90,7 @@ def _method_row(one: Mapping[str, Any], y: int, most: float) -> list[str]:
 
 
 def _found_share(one: Mapping[str, Any]) -> float:
-    """How much of the claim was found."""
+    """Return the found share of the claim."""
     return (
         float(one["epsilon_lower"] / one["epsilon_upper"]) if one["epsilon_upper"] else math.inf * one["epsilon_lower"]
     )

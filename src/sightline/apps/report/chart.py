@@ -1,4 +1,4 @@
-"""Charts as SVG: axes with round numbers, lines, bands and legends, and fewer points that look like all of them."""
+"""Charts as SVG: round axis numbers, lines, bands and legends, and thinning that keeps the shape."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,23 +11,25 @@ Values = Sequence[float | None]
 TINY = 1e-9
 
 NOTHING = 1e-200
-"""Differences below this are none."""
+"""Differences below this count as zero."""
 
 
 def axis_ticks(low: float, high: float, *, about: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers between low and high, about so many.
+    """Return about `about` round numbers between low and high.
 
     >>> axis_ticks(0, 1), axis_ticks(1, 30, about=3, whole=True)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0])
     """
     step = nice_step((high - low) / about, whole=whole)
     first, last = math.ceil(low / step - TINY), math.floor(high / step + TINY)
+    # Rounding removes the error of the multiplication: 0.6000000000000001 would be printed.
     places = 3 - math.floor(math.log10(step))
     return [round(place * step, places) for place in range(first, last + 1)]
 
 
 def nice_step(least: float, *, whole: bool = False) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `least`; a whole number when asked."""
+    """Return the smallest of 1, 2, 2.5, 5 times a power of ten that is at least `least`; a whole number if asked."""
+    # The floor keeps log10 finite for equal or denormal values.
     least = max(least, 1.0 if whole else 5e-300)
     power = 10.0 ** math.floor(math.log10(least))
     factors = (1, 2, 5, 10) if whole and power < 10 else (1, 2, 2.5, 5, 10)
@@ -37,9 +39,10 @@ def nice_step(least: float, *, whole: bool = False) -> float:
 def axis_domain(
     values: Values, *, floor: float | None = None, ceiling: float | None = None, whole: bool = False
 ) -> tuple[float, float]:
-    """The range of an axis: all finite values, widened to round numbers, kept within floor and ceiling."""
+    """Return the range of an axis: all finite values, widened to round numbers, within floor and ceiling."""
     low, high = value_extent(values)
     size = max(abs(low), abs(high))
+    # A constant line: give it room, or the scale divides by zero.
     if high - low <= max(1e-12 * size, NOTHING):
         room = 0.1 * size if size > NOTHING else 1.0
         low, high = low - room, high + room
@@ -51,20 +54,21 @@ def axis_domain(
 
 
 def value_extent(values: Values) -> tuple[float, float]:
-    """The least and the greatest finite value; 0 to 1 when there is none."""
+    """Return the least and the greatest finite value; (0, 1) if there is none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return (min(finite), max(finite)) if finite else (0.0, 1.0)
 
 
 def places_to_keep(lines: Sequence[Values], *, limit: int = 600) -> list[int]:
-    """Places to keep so that a chart of at most `limit` points looks like the chart of all.
+    """Return the indices to keep so that a chart of at most `limit` points looks like the chart of all.
 
-    Guarantees: the first and the last place are kept; in every bucket of neighbours each line keeps its lowest and its
-    highest value, and one missing value where there is any, so that neither a peak nor a gap is smoothed away.
+    Guarantees: the first and the last index are kept; in every bucket of neighbours each line keeps its lowest and its
+    highest value, and one missing value if there is any, so that neither a peak nor a gap is smoothed away.
     """
     length = max((len(line) for line in lines), default=0)
     if length <= limit:
         return list(range(length))
+    # Each line keeps up to three points per bucket.
     buckets = max(1, (limit - 2) // (3 * len(lines)))
     edges = [length * place // buckets for place in range(buckets + 1)]
     found = {0, length - 1}
@@ -98,7 +102,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One named line: a value for every x, None where there is none; `margin` is how far a band reaches around it."""
+    """One named line: a value or None for every x; `margin` is the half-width of its band."""
 
     name: str
     values: Values
@@ -108,7 +112,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Tick:
-    """A round number on an axis and where it stands."""
+    """A round number on an axis and its position."""
 
     at: float
     text: str
@@ -116,7 +120,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A line, ready to draw: strokes of an SVG path, points that stand alone or end it, and the outline of its band."""
+    """A line ready to draw: strokes of an SVG path, isolated and end points, and the outline of its band."""
 
     name: str
     colour: int
@@ -140,20 +144,21 @@ class Chart:
     lines: tuple[Drawn, ...]
     mark: Tick | None = None
     note: str = ""
+    # All text is made here: the script never formats a number, so page and tooltip cannot disagree.
     reading: dict[str, Any] = field(default_factory=dict)
-    """What the page's script shows under the pointer: all text is made here."""
+    """What the page's script shows under the pointer."""
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values to thousandths of the plot."""
+    """Map from values to thousandths of the plot."""
 
     low: float
     high: float
     downwards: bool = False
 
     def at(self, value: float) -> float:
-        """The place of a value."""
+        """Return the position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return round(1000 * (1 - share if self.downwards else share), 1)
 
@@ -170,17 +175,19 @@ def line_chart(
     note: str = "",
     joined: bool = False,
 ) -> Chart | None:
-    """The chart of the lines that hold any value; None when none does.
+    """Return the chart of the lines that hold any value; None if none does.
 
-    Lines with equal values become one; an x at which no line has a value is left out (a round without evaluation).
-    With `joined`, a line runs on over an x at which only others have a value, and nothing is thinned out.
+    Lines with equal values are merged; an x at which no line has a value is left out (a round without evaluation). With
+    `joined`, a line continues over an x at which only others have a value, and nothing is thinned out.
     """
     lines = merge_lines([replace(line, values=_finite_values(line.values)) for line in lines])
     if not lines:
         return None
     there = [place for place in range(len(x)) if any(line.values[place] is not None for line in lines)]
     places = [there[place] for place in places_to_keep([[line.values[place] for place in there] for line in lines])]
+    # Joined lines have their own x values: thinning by one line would drop points of another.
     xs, thin = _take_places(x, lines, there if joined else places)
+    # Positions are in thousandths of the plot: the SVG stretches to any width while text keeps its size.
     across, up = _horizontal_axis(xs), _vertical_axis(thin, y_axis, mark)
     return Chart(
         id=id,
@@ -201,7 +208,7 @@ def line_chart(
 def _take_places(
     x: Sequence[float], lines: Sequence[ChartLine], places: Sequence[int]
 ) -> tuple[list[float], list[ChartLine]]:
-    """The x and the lines at these places only."""
+    """Return the x and the lines at these indices only."""
 
     def at(values: Values) -> Values:
         return [values[place] for place in places] if values else ()
@@ -212,7 +219,7 @@ def _take_places(
 
 
 def merge_lines(lines: Sequence[ChartLine]) -> list[ChartLine]:
-    """Lines that hold a value, those with the same values told as one: a hidden line is a line not told."""
+    """Return the lines that hold a value, with equal lines merged: a hidden line would be lost."""
     found: dict[tuple[float | None, ...], ChartLine] = {}
     for line in lines:
         key = tuple(line.values)
@@ -240,7 +247,7 @@ def _vertical_axis(lines: Sequence[ChartLine], axis: Axis, mark: tuple[float, st
 
 
 def ticks_on(scale: AxisScale, axis: Axis) -> list[Tick]:
-    """The ticks of an axis and where they stand."""
+    """Return the ticks of an axis and their positions."""
     about = 5 if scale.downwards else 6
     values = axis_ticks(scale.low, scale.high, about=about, whole=axis.whole)
     return [Tick(scale.at(value), axis.tick(value)) for value in values]
@@ -264,6 +271,7 @@ def _draw_line(
     strokes = [stroke for stroke in strokes if stroke]
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
+    # A single point between two gaps has no stroke and would be invisible without a dot.
     dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
     band = _margin_outline(
         [(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)]
@@ -272,13 +280,13 @@ def _draw_line(
 
 
 def _margin_edges(line: ChartLine) -> list[tuple[int, float, float]]:
-    """Place, lower and upper edge wherever a line has a margin."""
+    """Return index, lower and upper edge wherever a line has a margin."""
     pairs = enumerate(zip(line.values, line.margin, strict=True)) if line.margin else ()
     return [(n, value - room, value + room) for n, (value, room) in pairs if value is not None and room is not None]
 
 
 def _margin_outline(edges: Sequence[tuple[float, float, float]]) -> str:
-    """There along the upper edge, back along the lower one."""
+    """Return the outline: forward along the upper edge, back along the lower one."""
     if len(edges) < 2:
         return ""
     points = [(x, high) for x, _, high in edges] + [(x, low) for x, low, _ in reversed(edges)]
@@ -308,7 +316,7 @@ def _reading_points(
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart: one (left, width, top, words) per bar, in thousandths."""
+    """A bar chart: one (left, width, top, text) per bar, in thousandths."""
 
     id: str
     title: str
@@ -323,7 +331,7 @@ class Bars:
 def bar_chart(
     id: str, title: str, heights: Sequence[float], words: Sequence[str], *, labels: Sequence[Tick], x: str, y: str
 ) -> Bars:
-    """Bars side by side from a zero line; `words` are told under the pointer, `labels` stand at bar numbers."""
+    """Return bars side by side from zero; `words` appear under the pointer, `labels` at bar numbers."""
     up = AxisScale(*axis_domain([0.0, *heights], floor=0.0, whole=True), downwards=True)
     axis = Axis(y, tick=lambda value: f"{value:,.6g}", value=str, whole=True)
     slot = 1000 / len(heights)

@@ -1,4 +1,4 @@
-"""The report's section on clusters: first updates as points, who was where, and how good each cluster is."""
+"""The report's section on clusters: first updates as points, assignments over time, and quality per cluster."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,11 +59,12 @@ class Scatter:
 
 
 def draw_scatter(facts: Mapping[str, Any]) -> Scatter | None:
-    """The drawing; None when the run's clusters do not come from a mixture in the plane."""
+    """Return the drawing, or None if the run's clusters do not come from a mixture in the plane."""
     given = facts.get("points") or []
     there = [n for n, at in enumerate(given) if len(at) == 2 and all(_finite_point(value) for value in at)]
     centres = facts.get("centres") or []
-    raw = int(facts.get("dimensions") or 2) > len(given)  # two of many parameters show nothing
+    # Two of many raw parameters would show nothing.
+    raw = int(facts.get("dimensions") or 2) > len(given)
     if not there or raw or not centres or any(len(centre) != 2 for centre in centres):
         return None
     place = _place_points([given[n] for n in there], centres)
@@ -76,7 +77,7 @@ def draw_scatter(facts: Mapping[str, Any]) -> Scatter | None:
 
 
 def colour_of(cluster: int) -> int:
-    """The colour of a cluster: the same in every drawing of the page."""
+    """Return the colour of a cluster, the same in every drawing of the page."""
     return 1 + cluster % COLOURS
 
 
@@ -85,7 +86,7 @@ def _finite_point(value: Any) -> bool:
 
 
 def _place_points(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]]) -> Any:
-    """Values to places: both directions on one scale, so that circles are circles."""
+    """Return the map from values to positions, with one scale for both directions, so that circles stay circles."""
     columns = list(zip(*points, *centres, strict=True))
     lows = [min(column) for column in columns]
     span = max(max(column) - low for column, low in zip(columns, lows, strict=True)) or 1.0
@@ -103,6 +104,7 @@ def _radius_length(place: Any, centre: Sequence[float], radius: float) -> float:
 
 def _make_point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) -> Point:
     chances = (facts.get("confidence") or [])[client]
+    # Only the released mixture is used here: showing the likeliest cluster of a client costs no privacy.
     likeliest = max(range(len(chances)), key=lambda m: chances[m])
     truth = facts.get("truth")
     words = f"client-{client}: cluster {likeliest} with probability {chance_words(chances[likeliest])}"
@@ -113,11 +115,12 @@ def _make_point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) 
 
 
 def chance_words(chance: float) -> str:
-    """A probability as a person reads it: never rounded to certainty.
+    """Return a probability as text, never rounded to certainty.
 
     >>> chance_words(0.9999), chance_words(0.731)
     ('above 99.9 %', '73.1 %')
     """
+    # A posterior is never certain, so 100 % is not printed.
     return "above 99.9 %" if chance > 0.999 else f"{100 * chance:.1f} %"
 
 
@@ -150,17 +153,18 @@ class PlaceStrips:
 
     blocks: tuple[Block, ...]
     phases: tuple[tuple[float, str], ...]
-    """Where each way of assignment begins, in words."""
+    """Start and name of each way of assignment."""
     height: float
     width: float = WIDTH
 
 
 def place_strips(rows: Sequence[Mapping[str, Any]], truth: Sequence[int] | None) -> PlaceStrips | None:
-    """The strips of the rounds that had clusters; None without any, or with more than can be drawn."""
+    """Return the strips of the rounds that had clusters; None without any, or with more than can be drawn."""
     there = [row for row in rows if row.get("clusters")]
     if not there or len(there[0]["clusters"]["assignment"]) > MOST_CLIENTS:
         return None
     clients = range(len(there[0]["clusters"]["assignment"]))
+    # By true cluster, where it is known: a wrong assignment stands out as a stripe of another colour.
     order = sorted(clients, key=lambda n: (0 if truth is None else truth[n], n))
     blocks = [block for strip, client in enumerate(order) for block in _client_strip(there, client, strip)]
     return PlaceStrips(tuple(blocks), _phase_spans(there), len(order) * ROW) if len(blocks) <= MOST_BLOCKS else None
@@ -194,7 +198,7 @@ SURE = 2.0
 
 
 def clusters_content(run: RunView) -> Content | None:
-    """Everything that is known of clusters; None for runs that have none and whose data have none."""
+    """Return everything known about clusters; None for runs without clusters in algorithm and data."""
     facts = run.fact("clusters")
     if not facts:
         return None
@@ -221,7 +225,7 @@ SECTION = Section("clusters", "Clusters", clusters_content)
 
 
 def clusters_intro(facts: Mapping[str, Any]) -> str:
-    """What was found and how, in a sentence or two."""
+    """Return what was found and how, in a sentence or two."""
     found = facts.get("count")
     if found is None:
         return "The data were made in clusters; this algorithm does not look for them."
@@ -235,7 +239,7 @@ def clusters_intro(facts: Mapping[str, Any]) -> str:
 
 
 def doubt_note(facts: Mapping[str, Any]) -> str:
-    """A warning when the mixture is not sure."""
+    """Return a warning if the mixture is uncertain."""
     mss = facts.get("mss")
     if mss is None or not facts.get("points") or mss >= SURE:
         return ""
@@ -243,7 +247,7 @@ def doubt_note(facts: Mapping[str, Any]) -> str:
 
 
 def drawn_words(facts: Mapping[str, Any]) -> str:
-    """What the two directions of the scatter are."""
+    """Return what the two directions of the scatter are."""
     seen = int(facts.get("dimensions") or 2)
     if seen == 1:
         return "The first principal component of what the clients sent, from left to right."
@@ -252,7 +256,7 @@ def drawn_words(facts: Mapping[str, Any]) -> str:
 
 
 def clusters_figures(run: RunView, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and number of each fact."""
+    """Return the name and number of each fact."""
     last: Mapping[str, Any] = next((row["clusters"] for row in reversed(run.rounds) if row.get("clusters")), {})
     found: list[tuple[str, str]] = []
     if facts.get("count") is not None:
@@ -272,14 +276,14 @@ def clusters_figures(run: RunView, facts: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def overlap_words(overlap: float | None) -> str:
-    """An overlap as a share; tiny ones are not printed as nothing."""
+    """Return an overlap as a share; tiny ones are not printed as zero."""
     if overlap is None:
         return NONE
     return "below 0.1 %" if overlap < 1e-3 else format_percent(overlap)
 
 
 def tried_chart(facts: Mapping[str, Any]) -> Bars | None:
-    """The confidence of every number of clusters that was tried: the highest bar is the answer."""
+    """Return the confidence of every number of clusters that was tried: the highest bar is the answer."""
     pairs = [(int(n), float(mss)) for n, mss in facts.get("tried") or [] if mss is not None and math.isfinite(mss)]
     if not pairs:
         return None
@@ -292,7 +296,7 @@ def tried_chart(facts: Mapping[str, Any]) -> Bars | None:
 
 
 def metric_by_cluster(run: RunView, facts: Mapping[str, Any]) -> Chart | None:
-    """Mean metric of clients on their own test data, by true cluster, the smallest first and named."""
+    """Return the clients' mean metric on their own test data by true cluster, the smallest first."""
     truth = facts.get("truth")
     if truth is None:
         return None
@@ -306,7 +310,7 @@ def metric_by_cluster(run: RunView, facts: Mapping[str, Any]) -> Chart | None:
 
 
 def clusters_table(run: RunView, facts: Mapping[str, Any]) -> list[list[str]]:
-    """True cluster, its clients, where they ended, mean metric; empty without the truth."""
+    """Return rows of true cluster, its clients, where they ended, mean metric; [] without the true clusters."""
     truth = facts.get("truth")
     if truth is None:
         return []

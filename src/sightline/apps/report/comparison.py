@@ -1,4 +1,4 @@
-"""Several runs side by side: runs that differ only in the seed are one group, with mean and spread; and their page."""
+"""Comparison of several runs: runs that differ only in the seed form one group, with mean and spread."""
 
 import json
 import math
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 
 IGNORED = ("name", "seed")
-"""Settings by which runs of one group may differ."""
+"""Settings in which runs of one group may differ."""
 
 
 MAIN_METRICS = tuple(METRICS[name] for name in ("accuracy", "macro_f1", "rmse", "perplexity", "loss"))
-"""By which runs of some task are judged first."""
+"""Metrics by which runs of some task are judged first."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Some numbers as one: their mean, sample standard deviation (None of fewer than two), and range."""
+    """Several numbers as one: mean, sample standard deviation (None for fewer than two), and range."""
 
     mean: float
     deviation: float | None
@@ -60,13 +60,14 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """None when there is no number.
+        """Return the spread of some numbers, or None if there are none.
 
         >>> Spread.of([1.0, 3.0])
         Spread(mean=2.0, deviation=1.4142135623730951, least=1.0, greatest=3.0, runs=2)
         """
         if not values:
             return None
+        # One infinite epsilon makes the mean infinite: leaving it out would claim a guarantee for the group.
         finite = all(math.isfinite(value) for value in values)
         mean = fmean(values) if finite else math.inf
         deviation = stdev(values) if finite and len(values) > 1 else None
@@ -83,17 +84,18 @@ MEASURES = (
     "energy_joule",
     "delay_seconds",
 )
-"""What a group is measured by, under the names of `sightline run --json`."""
+"""The measures of a group, under the names of `sightline run --json`."""
 ALWAYS = frozenset(
     ("test_accuracy", "client_accuracy_mean", "client_accuracy_worst", "test_loss", "epsilon", "seconds",
      "uplink_floats", "energy_joule", "delay_seconds")
 )  # fmt: skip
-"""Named in `--json` also where no run has them."""
+"""Present in `--json` even if no run has them."""
 
 
 def measure_run(run: RunView, name: str) -> float | None:
-    """One measure of one run; epsilon is infinite where nothing is promised, None is unknown."""
+    """Return one measure of one run; epsilon is infinite without a guarantee, None is unknown."""
     if name == "epsilon":
+        # A run without a guarantee is comparable only as infinite; a blank would look like unknown.
         return math.inf if run.unit is Unit.NONE else run.epsilon
     if name == "seconds":
         return run.fact("seconds") or run.total("seconds")
@@ -104,7 +106,7 @@ def measure_run(run: RunView, name: str) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs with the same settings but for the seed."""
+    """Runs with the same settings except for the seed."""
 
     settings: Mapping[str, Any]
     """The settings in which the groups of a comparison differ."""
@@ -113,13 +115,13 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The group in a few words: its own settings, or what it was called."""
+        """Return the group in a few words: its own settings, or its title."""
         words = [_setting_word(name.rpartition(".")[2], say_setting(value)) for name, value in self.settings.items()]
         return self.title or ", ".join(words) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
 
     @cached_property
     def measures(self) -> dict[str, Spread | None]:
-        """Every measure over the runs that have it."""
+        """Return every measure over the runs that have it."""
         found = {name: [measure_run(run, name) for run in self.runs] for name in MEASURES}
         return {name: Spread.of([value for value in row if value is not None]) for name, row in found.items()}
 
@@ -133,34 +135,35 @@ class Comparison:
 
     @property
     def runs(self) -> Iterator[RunView]:
-        """Every run."""
+        """Return every run."""
         return (run for group in self.groups for run in group.runs)
 
     @property
     def metrics(self) -> list[Metric]:
-        """What the runs are judged by first: one, unless their tasks differ."""
+        """Return the main metrics of the runs: one, unless their tasks differ."""
         return list({run.metric.name: run.metric for run in self.runs}.values())
 
 
 def compare_runs(places: Sequence[Path]) -> Comparison:
-    """The runs in these folders, grouped by the settings that differ."""
+    """Read the runs in these folders and group them by the settings that differ."""
     return group_runs([RunView.read(directory) for directory in runs_of(places)])
 
 
 def group_runs(runs: Sequence[RunView]) -> Comparison:
-    """Runs by the settings in which they differ, seeds together."""
+    """Group runs by the settings in which they differ, seeds together."""
     settings = [flat_settings(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name not in IGNORED)
     differs = tuple(name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1)
     found: dict[str, tuple[dict[str, Any], list[RunView]]] = {}
     for run, one in zip(runs, settings, strict=True):
+        # Grouped by the settings that differ, in the order of the runs: seeds and names do not separate runs.
         own = {name: one.get(name) for name in differs}
         found.setdefault(_sort_key(own), (own, []))[1].append(run)
     return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in found.values()))
 
 
 def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison:
-    """Every run a group of its own, under a title of its own."""
+    """Return every run as its own group, under its own title."""
     differs = group_runs(runs).differs
     groups = [
         Group({name: flat_settings(run).get(name) for name in differs}, (run,), title)
@@ -170,10 +173,11 @@ def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison
 
 
 def flat_settings(run: RunView) -> dict[str, Any]:
-    """The settings of a run under dotted names; none where its file is missing or broken."""
+    """Return the settings of a run under dotted names, or {} if its file is missing or broken."""
     try:
         return dict(_flatten_table(tomllib.loads(run.settings)))
-    except (ValueError, RecursionError):  # no TOML, nested too deep, or too long a number
+    except (ValueError, RecursionError):
+        # Not TOML, nested too deep, or too long a number.
         return {}
 
 
@@ -182,7 +186,8 @@ def _flatten_table(table: Mapping[str, Any], before: str = "") -> Iterator[tuple
         if isinstance(value, dict):
             yield from _flatten_table(value, f"{before}{name}.")
         else:
-            yield f"{before}{name}", json.loads(_sort_key(value))  # a date, which no run writes, becomes its text
+            # Through JSON, so that a date, which no run writes, becomes its text.
+            yield f"{before}{name}", json.loads(_sort_key(value))
 
 
 def _sort_key(value: Any) -> str:
@@ -194,7 +199,7 @@ def _setting_word(key: str, value: str) -> str:
 
 
 def say_setting(value: Any) -> str:
-    """A setting in a table; a dash where a group's file does not have it."""
+    """Return a setting for a table; a dash if a group's file does not have it."""
     return setting_text(value) if not isinstance(value, str) else value
 
 
@@ -205,7 +210,7 @@ TUNING = (
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Sentences that belong under the table."""
+    """Return the sentences under the table."""
     runs = list(comparison.runs)
     private = [run for run in runs if run.unit is not Unit.NONE]
     found = [_unfinished_note(run) for run in runs if run.fact("status") != "finished"]
@@ -224,7 +229,7 @@ def _unfinished_note(run: RunView) -> str:
 
 
 def _unlike_note(private: list[RunView]) -> str:
-    """Epsilons for different changes, or at different deltas, are different promises."""
+    """Return a warning if epsilons are for different units, adjacencies or deltas."""
     promises = {(run.unit, run.fact("adjacency"), run.delta) for run in private}
     if len(promises) < 2:
         return ""
@@ -232,7 +237,8 @@ def _unlike_note(private: list[RunView]) -> str:
 
 
 def _shared_noise(private: list[RunView]) -> str:
-    """Streams depend on the seed alone, so two simulations of one seed add the same noise to different sums."""
+    """Return a warning if simulations share a seed: they add the same noise to different sums."""
+    # Only noise from a seed is shared; runs with noise_source = "os" never share theirs.
     simulated = Counter(run.fact("seed") for run in private if run.fact("noise_source", "seed") == "seed")
     if max(simulated.values(), default=0) < 2:
         return ""
@@ -243,7 +249,7 @@ def _shared_noise(private: list[RunView]) -> str:
 
 
 def plain_comparison(comparison: Comparison) -> dict[str, Any]:
-    """What `--json` prints; null is infinite or unknown."""
+    """Return what `--json` prints; None is infinite or unknown."""
     found: dict[str, Any] = replace_nonfinite(
         {
             "differs": list(comparison.differs),
@@ -289,11 +295,11 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "energy_joule": ("Energy", lambda some: mean_and_spread(some, lambda joule: f"{format_number(joule)} J")),
     "delay_seconds": ("Delay", lambda some: mean_and_spread(some, format_duration)),
 }
-"""Measures that a table shows. Of several epsilons the largest is shown: a mean of bounds bounds nothing."""
+"""Measures in a table. Of several epsilons the largest is shown: a mean of upper bounds is not a bound."""
 
 
 def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
-    """Mean and spread, in one unit where they have one.
+    """Return mean and spread, with one unit if they share it.
 
     >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), _metric_text(METRICS["accuracy"]))
     '90.0 ± 1.2 %'
@@ -310,7 +316,7 @@ def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
 
 
 def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the settings that differ, how many runs, and every measure that some group has."""
+    """Return header and rows: the settings that differ, the number of runs, and every measure that some group has."""
     there = [name for name in _columns_of(comparison) if any(group.measures[name] for group in comparison.groups)]
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
@@ -319,7 +325,7 @@ def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]
 
 
 def _columns_of(comparison: Comparison) -> list[str]:
-    """The columns for the tasks of these runs: their metrics, the loss alone where it is one."""
+    """Return the columns for the tasks of these runs."""
     metrics = {metric.name: metric for run in comparison.runs for metric in run.metrics}
     wanted = {metric.test_key for metric in metrics.values()} | {m.client_key("worst") for m in comparison.metrics}
     own = {metric.test_key for metric in METRICS.values()} | {metric.client_key("worst") for metric in MAIN_METRICS}
@@ -335,12 +341,12 @@ def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[s
 
 
 POINTS = 120
-"""At most so many points a line."""
+"""Limit of points per line."""
 
 
 @dataclass(frozen=True)
 class Against:
-    """One way to draw a metric: the axis, where a run stands on it after each round, and how a group does."""
+    """One way to draw a metric: the axis, a run's position on it after each round, and how a group is combined."""
 
     name: str
     title: str
@@ -370,12 +376,12 @@ AGAINST = (
     Against("traffic", "by traffic", TRAFFIC, _sum_metric("uplink_floats")),
     Against("energy", "by energy", ENERGY, _sum_metric("energy_joule")),
 )
-"""Of the runs of one group the largest epsilon is drawn, and the mean of everything else."""
+"""For the runs of one group the largest epsilon is drawn, and the mean of everything else."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """Where a group stood: x, its mean metric, and the standard deviation (None of fewer than two runs)."""
+    """The course of a group: x, mean metric, and standard deviation (None for fewer than two runs)."""
 
     x: tuple[float, ...]
     mean: tuple[float, ...]
@@ -383,10 +389,12 @@ class Course:
 
 
 def group_course(group: Group, against: Against, metric: Metric = ACCURACY) -> Course:
-    """A group at the rounds in which all of its runs were evaluated, thinned out with its extremes kept."""
+    """Return a group at the rounds in which all of its runs were evaluated, thinned out with its extremes kept."""
     found = [_by_round(run, against, metric) for run in group.runs]
+    # A mean over changing subsets of runs would jump where a run stopped early.
     common = sorted(set(found[0]).intersection(*found[1:]))
     means = [fmean(one[number][1] for one in found) for number in common]
+    # Thinned by the mean alone, so that x, mean and band keep the same rounds.
     places = places_to_keep([means], limit=POINTS)
     deviations = [stdev([one[number][1] for one in found]) if len(found) > 1 else None for number in common]
     return Course(
@@ -403,13 +411,13 @@ def _by_round(run: RunView, against: Against, metric: Metric) -> dict[int, tuple
 
 
 def comparison_charts(comparison: Comparison) -> list[Chart]:
-    """Every chart that some group has numbers for."""
+    """Return every chart for which some group has numbers."""
     found = [comparison_chart(comparison, against, metric) for metric in comparison.metrics for against in AGAINST]
     return [one for one in found if one is not None]
 
 
 def comparison_chart(comparison: Comparison, against: Against, metric: Metric = ACCURACY) -> Chart | None:
-    """One chart: a line for each group, a band of one standard deviation where it has several runs."""
+    """Return one chart: a line per group, with a band of one standard deviation if it has several runs."""
     courses = [group_course(group, against, metric) for group in comparison.groups]
     xs = sorted({x for one in courses for x in one.x})
     place = {x: number for number, x in enumerate(xs)}
@@ -432,7 +440,7 @@ COLOURS = ("#1f6fb2", "#c4570c", "#0b8068", "#8a4fa3", "#7a6a00", "#b03060")
 
 
 def comparison_content(comparison: Comparison) -> Content:
-    """What `comparison.html` shows."""
+    """Return the content of `comparison.html`."""
     header, rows = comparison_table(comparison)
     several = any(len(group.runs) > 1 for group in comparison.groups)
     return {
@@ -445,7 +453,7 @@ def comparison_content(comparison: Comparison) -> Content:
 
 
 def draw_comparison(comparison: Comparison, path: Path, title: str = "Comparison") -> None:
-    """Write the figure: by the file's ending a page (.html) or a picture (.png, .svg, .pdf)."""
+    """Write the figure: a page (.html) or a picture (.png, .svg, .pdf), by the file's ending."""
     kind = check_figure(path)
     try:
         if kind == "html":
@@ -457,10 +465,11 @@ def draw_comparison(comparison: Comparison, path: Path, title: str = "Comparison
 
 
 def check_figure(path: Path) -> str:
-    """The kind of figure that a path asks for, before anything long is begun for it."""
+    """Return the kind of figure that a path asks for; raise InvalidInput before any long work begins."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in (*PICTURES, "html"):
         invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
+    # matplotlib is an extra: pages need no library for their charts.
     if kind != "html" and find_spec("matplotlib") is None:
         invalid("--figure", path, "pictures need matplotlib", 'use .html, or pip install "sightline[figures]"')
     if not path.parent.is_dir():

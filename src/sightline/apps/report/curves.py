@@ -28,11 +28,11 @@ EPSILON = Axis("epsilon", tick=format_short, value=format_upper, floor=0.0, from
 SPENT = Axis("epsilon spent", tick=format_short, value=lambda value: f"epsilon {format_upper(value)}", floor=0.0)
 
 ROWS = 60
-"""At most so many rounds are printed as a table."""
+"""Limit of rounds printed as a table."""
 
 
 def metric_axis(metric: Metric) -> Axis:
-    """An axis for a metric: shares in percent from none to all, anything else as it comes."""
+    """Return the axis of a metric: shares in percent from 0 to 1, anything else unbounded."""
     if metric.percent:
         return Axis(
             metric.title, tick=lambda value: f"{100 * value:.4g} %", value=format_percent, floor=0.0, ceiling=1.0
@@ -41,7 +41,7 @@ def metric_axis(metric: Metric) -> Axis:
 
 
 def curves_content(run: RunView) -> Content | None:
-    """The charts that the run has numbers for, and the numbers themselves."""
+    """Return the charts for which the run has numbers, and the numbers themselves."""
     if not run.rounds:
         return None
     charts = [metric_chart(run), loss_chart(run), epsilon_chart(run), metric_for_epsilon(run)]
@@ -52,7 +52,7 @@ CURVES_SECTION = Section("curves", "Over the rounds", curves_content)
 
 
 def metric_chart(run: RunView) -> Chart | None:
-    """Test set, mean client, the clients' decile at the worse end, and the worst."""
+    """Return test set, mean client, the clients' decile at the worse end, and the worst client."""
     metric = run.metric
     names = {
         "test set": metric.test_key,
@@ -67,12 +67,12 @@ def metric_chart(run: RunView) -> Chart | None:
 
 
 def better_title(metric: Metric) -> str:
-    """A chart's title, with the direction where it is not plain."""
+    """Return a chart's title, with the direction if less is better."""
     return metric.heading if metric.higher else f"{metric.heading} (less is better)"
 
 
 def loss_chart(run: RunView) -> Chart | None:
-    """Test set and mean client; nothing where the loss is the metric already."""
+    """Return test set and mean client; None if the loss is the metric already."""
     if run.metric.name == "loss":
         return None
     lines = [ChartLine("test set", run.series("test_loss")), ChartLine("mean client", run.series("client_loss_mean"))]
@@ -80,7 +80,7 @@ def loss_chart(run: RunView) -> Chart | None:
 
 
 def epsilon_chart(run: RunView) -> Chart | None:
-    """What each kind of observer could have learned by then."""
+    """Return what each kind of observer could have learned by each round."""
     if run.unit is Unit.NONE:
         return None
     lines = [ChartLine(kind, values) for kind, values in epsilons_by_observer(run).items()]
@@ -91,11 +91,12 @@ def epsilon_chart(run: RunView) -> Chart | None:
 
 
 def metric_for_epsilon(run: RunView) -> Chart | None:
-    """What the privacy bought: the metric on the test set against the worst epsilon so far."""
+    """Return the metric on the test set against the worst epsilon so far."""
     if run.unit is Unit.NONE:
         return None
     values = run.series(run.metric.test_key)
     pairs = [(spent, reached) for spent, reached in zip(worst_epsilons(run), values, strict=True)]
+    # Rounds without an evaluation or without a stated epsilon have no point.
     pairs = [(spent, reached) for spent, reached in pairs if spent is not None and reached is not None]
     if len(pairs) < 2:
         return None
@@ -105,22 +106,24 @@ def metric_for_epsilon(run: RunView) -> Chart | None:
 
 
 def epsilons_by_observer(run: RunView) -> dict[str, Values]:
-    """Epsilon over rounds by kind of observer; None where it is infinite or unknown."""
+    """Return epsilon over rounds by kind of observer; None where it is infinite or unknown."""
+    # Long runs state epsilon in some rounds only: a row without one stays empty, never an older, smaller number.
     kinds = dict.fromkeys(kind for row in run.rounds for kind in row.get("epsilon") or {})
     return {kind: [(row.get("epsilon") or {}).get(kind) for row in run.rounds] for kind in kinds}
 
 
 def worst_epsilons(run: RunView) -> Values:
-    """The worst epsilon of each round; None as soon as one observer's is infinite."""
+    """Return the worst epsilon of each round; None if one observer's is infinite."""
     found: list[float | None] = []
     for row in run.rounds:
         values = list((row.get("epsilon") or {}).values())
+        # An infinite epsilon is stored as None: the maximum of the others would understate it.
         found.append(max(values) if values and None not in values else None)
     return found
 
 
 def explain_silence(run: RunView) -> str:
-    """Why there is no curve of epsilon against somebody."""
+    """Return why there is no curve of epsilon against some observer."""
     if run.unit is Unit.NONE:
         return "There is no curve of epsilon: without noise there is no guarantee to draw."
     without = [kind for kind, value in run.spent.items() if math.isinf(value)]
@@ -128,9 +131,10 @@ def explain_silence(run: RunView) -> str:
 
 
 def rounds_table(run: RunView) -> dict[str, Any]:
-    """The evaluated rounds as rows, evenly thinned when there are many."""
+    """Return the evaluated rounds as rows, evenly thinned if there are many."""
     rows, spent, metric = run.rounds, worst_epsilons(run), run.metric
     shown = [place for place, row in enumerate(rows) if row.get(metric.test_key) is not None] or list(range(len(rows)))
+    # The last round is always in the table.
     places = [*shown[: -1 : -(-len(shown) // ROWS)], shown[-1]]
     private = run.unit is not Unit.NONE
     header = ["Round", f"Test {metric.title}", "Test loss", "Mean client", "Worst client"]
@@ -165,7 +169,8 @@ KINDS = {
 
 
 def costs_content(run: RunView) -> Content | None:
-    """Totals, means and curves of a run with a resource model; None for every other run."""
+    """Return totals, means and curves of a run with a resource model; None for every other run."""
+    # Energy and delay are simulated: without a resource model there is nothing to show.
     if not run.fact("resources") or not run.rounds:
         return None
     rows = [
@@ -188,7 +193,7 @@ def _each_round(run: RunView, key: str) -> Chart | None:
 
 
 def _metric_bought(run: RunView, key: str) -> Chart | None:
-    """The metric against all that was spent until then."""
+    """Return the metric against the accumulated cost."""
     name, unit, _ = KINDS[key]
     spent = list(accumulate(value or 0.0 for value in run.series(key)))
     values = run.series(run.metric.test_key)
@@ -202,7 +207,7 @@ def _metric_bought(run: RunView, key: str) -> Chart | None:
 
 
 def traffic_content(run: RunView) -> Content | None:
-    """Totals and the mean of a round, for each direction."""
+    """Return totals and the mean of a round for each direction."""
     if not run.rounds:
         return None
     done = len(run.rounds)
@@ -227,7 +232,7 @@ TERM = Axis("share of the objective", tick=format_short, value=format_number, fl
 
 
 def control_content(run: RunView) -> Content | None:
-    """The decisions of a controlled run; None for every other run."""
+    """Return the decisions of a controlled run; None for every other run."""
     if not run.fact("control") or not run.rounds:
         return None
     weights = run.fact("control")
@@ -256,7 +261,7 @@ NOISE = Axis("noise of the sum", tick=format_short, value=format_number, floor=0
 
 
 def stream_content(run: RunView) -> Content | None:
-    """The strategy of correlated noise and what it does to sums; None for every other run."""
+    """Return the strategy of correlated noise and its effect on sums; None for every other run."""
     told = run.fact("stream")
     if not told:
         return None

@@ -1,4 +1,4 @@
-"""Elements of pages: sections, files written whole or not at all, and numbers in words."""
+"""Page elements: sections, atomic writing of files, and numbers as text."""
 
 import math
 import os
@@ -14,16 +14,18 @@ from sightline.formatting import Metric
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write UTF-8 text under a temporary name beside it, then rename: a reader never meets half a file.
+    """Write UTF-8 text under a temporary name and rename it: a reader never sees half a file.
 
-    Half characters, which no file can hold, are question marks. Nobody but the owner may write to the file.
+    Lone surrogates, which no file can hold, become question marks. Only the owner can write to the file.
     """
+    # A random name with O_EXCL and O_NOFOLLOW: no other user can have put a link there beforehand.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
             file.flush()
+            # On disk before the rename, or a crash could leave an empty file under the final name.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -42,25 +44,25 @@ class Frame:
 
     @property
     def template(self) -> str:
-        """The file that draws it."""
+        """Return the name of the template."""
         return f"{self.name}.html"
 
 
 @dataclass(frozen=True)
 class Section(Frame):
-    """`content` answers None when the run has nothing to say here; the section is then left out."""
+    """A section of a page; it is left out if `content` returns None."""
 
     content: Callable[[RunView], Content | None]
 
 
 NONE = "–"
-"""What stands where there is no number."""
+"""Text where there is no number."""
 
 INFINITE = "∞"
 
 
 def format_upper(value: float | None, digits: int = 3) -> str:
-    """An upper bound, rounded up: what is printed is never smaller than what was computed. None is infinite.
+    """Return an upper bound, rounded up: never smaller than what was computed. None is infinite.
 
     >>> format_upper(7.9932), format_upper(8.0), format_upper(0.12341), format_upper(389.2), format_upper(None)
     ('8.00', '8.00', '0.124', '390', '∞')
@@ -73,7 +75,7 @@ def format_upper(value: float | None, digits: int = 3) -> str:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A measured number to a few significant digits.
+    """Return a measured number to a few significant digits.
 
     >>> [format_number(value) for value in (0.53219, 12.0, None, 1.5e9, 0.00001234)]
     ['0.532', '12.0', '–', '1.5e9', '1.23e-5']
@@ -86,7 +88,9 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def _to_digits(value: float, digits: int, rounding: str) -> str:
+    # Decimal arithmetic: rounding up in binary could round a number that is exact in decimal.
     exact = Decimal(repr(float(value)))
+    # Beyond seven digits an exponent is easier to read than a row of zeros.
     if abs(exact.adjusted()) > 6:
         quantum = Decimal((0, (1,), exact.adjusted() - digits + 1))
         return format_short(float(exact.quantize(quantum, rounding=rounding)))
@@ -95,7 +99,7 @@ def _to_digits(value: float, digits: int, rounding: str) -> str:
 
 
 def format_short(value: float, digits: int = 6) -> str:
-    """A setting as a person would type it: no trailing zeros, no padded exponent.
+    """Return a setting as a person would type it: no trailing zeros, no padded exponent.
 
     >>> format_short(1e-05), format_short(0.5), format_short(1.0), format_short(1234567.0)
     ('1e-5', '0.5', '1', '1.23457e6')
@@ -106,7 +110,7 @@ def format_short(value: float, digits: int = 6) -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """A share of one.
+    """Return a share in percent.
 
     >>> format_percent(0.91234), format_percent(1.0), format_percent(None)
     ('91.2 %', '100.0 %', '–')
@@ -115,7 +119,7 @@ def format_percent(share: float | None) -> str:
 
 
 def format_metric(metric: Metric, value: float | None) -> str:
-    """A metric's value: a share in percent, anything else to a few digits.
+    """Return a metric's value: a share in percent, anything else to a few digits.
 
     >>> from sightline.formatting import METRICS
     >>> format_metric(METRICS["accuracy"], 0.912), format_metric(METRICS["rmse"], 0.91234)
@@ -125,12 +129,12 @@ def format_metric(metric: Metric, value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """A whole number with its thousands set apart."""
+    """Return a whole number with thousands separators."""
     return NONE if value is None or not math.isfinite(value) else f"{round(value):,}"
 
 
 def floats_as_bytes(floats: float) -> str:
-    """The volume of that many 32-bit floats.
+    """Return the volume of that many 32-bit floats.
 
     >>> floats_as_bytes(4810), floats_as_bytes(250_000_000)
     ('19.2 kB', '1.00 GB')
@@ -144,7 +148,7 @@ def floats_as_bytes(floats: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A time span in the two units that matter.
+    """Return a time span in its two leading units.
 
     >>> format_duration(0.5), format_duration(12.34), format_duration(754), format_duration(7400), format_duration(None)
     ('500 ms', '12.3 s', '12 min 34 s', '2 h 3 min', '–')
@@ -158,7 +162,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_plural(number_of: int, noun: str) -> str:
-    """A counted noun.
+    """Return a counted noun.
 
     >>> format_plural(1, "release"), format_plural(3000, "release")
     ('1 release', '3,000 releases')

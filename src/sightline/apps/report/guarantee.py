@@ -1,4 +1,4 @@
-"""The top of the page: results, the guarantee in plain words, and events explained."""
+"""The top of the report: results, the guarantee in plain words, and events explained."""
 
 import math
 import re
@@ -50,11 +50,12 @@ NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 
 @singledispatch
 def explain_event(event: Event, who: str = "subject") -> str:
-    """What an event did, in words; `who` is the unit that is sampled.
+    """Return what an event did, in words; `who` is the sampled unit.
 
     >>> explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
     'Gaussian noise, z = 1.2, each client sampled in secret with probability 0.5'
     """
+    # The fallback for event types without their own words, such as those of plugins.
     plain = to_json(event)
     settings = ", ".join(f"{name} = {value}" for name, value in plain.items() if name != "kind")
     return str(plain["kind"]).replace("_", " ") + (f" ({settings})" if settings else "")
@@ -145,12 +146,12 @@ def _(event: Product, who: str = "subject") -> str:
 
 
 def sentence_shape(words: str) -> str:
-    """The words without their numbers: explanations of one shape can be told as one."""
+    """Return the words without their numbers: explanations of one shape can be merged."""
     return NUMBER.sub("#", words)
 
 
 def told_as_one(explanations: Collection[str]) -> str:
-    """Explanations of one shape as one, with the range of each number that differs.
+    """Merge explanations of one shape into one, with the range of each number that differs.
 
     >>> told_as_one(["Gaussian noise, z = 1.2", "Gaussian noise, z = 0.8", "Gaussian noise, z = 1"])
     'Gaussian noise, z = 0.8 to 1.2'
@@ -175,7 +176,7 @@ Key = tuple[str, str, str, Parties, int, Parties]
 
 @dataclass
 class LedgerRow:
-    """Releases of one kind: from whom, what, of whom, how hidden, to whom, when, how often."""
+    """Releases of one kind: source, content, subjects, protection, audience, rounds and count."""
 
     what: str
     audience: Parties
@@ -192,12 +193,12 @@ class LedgerRow:
 
     @property
     def source(self) -> str:
-        """Who published."""
+        """Return who published it."""
         return write_parties(frozenset(self.sources))
 
     @property
     def about(self) -> str:
-        """Whose data it depends on."""
+        """Return whose data it depends on."""
         if self.of_itself:
             return "itself" if len(self.sources) == 1 else "each of itself"
         everyone = write_parties(NOBODY.union(*self.subjects)) or "nobody"
@@ -211,20 +212,20 @@ class LedgerRow:
 
     @property
     def seen_by(self) -> str:
-        """Who saw it; peers are others of the senders' own kind."""
+        """Return who saw it; peers are others of the senders' own kind."""
         peers = "the others" if self.peers == len(self.sources) - 1 else f"{format_count(self.peers)} of the others"
         words = [peers] if self.peers and self.of_itself else []
         return ", ".join(filter(None, [*words, write_parties(self.audience)])) or "nobody"
 
     @property
     def how(self) -> str:
-        """How it was hidden; when somebody knows the sampling, that too."""
+        """Return how it was protected, and who knows the sampling draws."""
         words = told_as_one(self.explanations)
         return words + (f"; sampling known to {write_parties(self.coins_known_to)}" if self.coins_known_to else "")
 
     @property
     def when(self) -> str:
-        """The rounds it was made in."""
+        """Return the rounds in which it was made."""
         return (
             format_count(self.first)
             if self.first == self.last
@@ -232,7 +233,7 @@ class LedgerRow:
         )
 
     def take(self, release: Release, words: str) -> None:
-        """One more release of this kind."""
+        """Add one more release of this kind."""
         self.count += 1
         self.first, self.last = min(self.first, release.time), max(self.last, release.time)
         self.sources.add(release.source)
@@ -242,7 +243,7 @@ class LedgerRow:
 
 
 class _Teller:
-    """Gathers releases; what is costly is done once per different event and audience."""
+    """Groups releases into rows; costly work is done once per distinct event and audience."""
 
     def __init__(self, unit: Unit) -> None:
         self.who = "example" if unit is Unit.SAMPLE else "client"
@@ -251,8 +252,9 @@ class _Teller:
         self._audiences: dict[tuple[str, Parties], tuple[Parties, int]] = {}
 
     def add(self, release: Release) -> None:
-        """Put a release into the row of its kind."""
+        """Add a release to the row of its kind."""
         words, form = self._words.get(release.event) or self._explain_event(release.event)
+        # Releases of many clients about themselves become one row; their sources are listed by kind.
         of_itself = release.subjects == {release.source}
         source = kind_of(release.source) if of_itself else release.source
         rest, peers = self._split_audience(source, release) if of_itself else (release.audience, 0)
@@ -266,12 +268,13 @@ class _Teller:
         return self._words.setdefault(event, (words, sentence_shape(words)))
 
     def _split_audience(self, kind: str, release: Release) -> tuple[Parties, int]:
-        """An audience as its members of other kinds, and how many of the sender's own kind besides the sender."""
+        """Return the audience's members of other kinds, and the number of members of the sender's own kind."""
         key = (kind, release.audience)
         if key not in self._audiences:
             rest = frozenset(name for name in release.audience if kind_of(name) != kind)
             self._audiences[key] = (rest, len(release.audience) - len(rest))
         rest, peers = self._audiences[key]
+        # The cache is shared by all senders of a kind; whether the sender is in its own audience is not.
         return rest, peers - (release.source in release.audience)
 
 
@@ -289,7 +292,7 @@ def _start_row(release: Release, audience: Parties, peers: int, of_itself: bool)
 
 
 def tell_ledger(releases: Iterable[Release], unit: Unit) -> list[LedgerRow]:
-    """The rows, in the order in which their kinds first appeared."""
+    """Return the rows, in the order in which their kinds first appeared."""
     teller = _Teller(unit)
     for release in releases:
         teller.add(release)
@@ -297,7 +300,7 @@ def tell_ledger(releases: Iterable[Release], unit: Unit) -> list[LedgerRow]:
 
 
 def holds_clear(event: Event) -> bool:
-    """Whether anything in the event goes without noise."""
+    """Return whether anything in the event has no noise."""
     if isinstance(event, Product):
         return any(holds_clear(part) for part in event.events)
     inner = getattr(event, "event", None)
@@ -305,7 +308,7 @@ def holds_clear(event: Event) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """The kind in a participant's name.
+    """Return the kind in a participant's name.
 
     >>> kind_of("client-12"), kind_of("server")
     ('client', 'server')
@@ -314,19 +317,19 @@ def kind_of(name: str) -> str:
 
 
 FALSE_ALARMS = 0.05
-"""The share of false alarms at which the guarantee is put into words."""
+"""False alarm rate at which the guarantee is put into words."""
 EMPTY = 0.95
-"""A power beyond which a bound on it says nothing worth a number."""
+"""Power above which a bound is not worth a number."""
 HARDLY, LIMITED = 0.15, 0.5
-"""Powers up to which an observer can hardly tell, and gets limited evidence; a blind guess has `FALSE_ALARMS`."""
+"""Powers up to which an observer "can hardly tell" and "gets limited evidence"; a blind guess has `FALSE_ALARMS`."""
 CURVES = 40
-"""No trade-off curves for more different compositions than these: one takes about 0.04 s."""
+"""Limit of distinct compositions for which trade-off curves are computed: one takes about 0.04 s."""
 LARGEST_FACTOR = 14.0
-"""Beyond this epsilon, e^epsilon (a million) is not printed."""
+"""Above this epsilon, e^epsilon (a million) is not printed."""
 
 
 def headline_content(run: RunView) -> Content:
-    """Name, status, figures, promise and its limits."""
+    """Return name, status, figures, guarantee and its limits."""
     return {
         "name": run.name,
         "status": str(run.fact("status", "unknown")),
@@ -347,7 +350,7 @@ SECTION = Section("headline", "Result", headline_content)
 
 
 def about_run(run: RunView) -> list[str]:
-    """Short facts for the line under the name."""
+    """Return short facts for the line under the name."""
     parameters = run.fact("parameters")
     model = run.fact("model", "") and f"{run.fact('model')}" + (
         f", {format_count(parameters)} parameters" if parameters else ""
@@ -373,7 +376,7 @@ def _created_words(created: str | None) -> str:
 
 
 def headline_figures(run: RunView) -> list[dict[str, str]]:
-    """The numbers that a reader looks for first, each with its name and what it is of."""
+    """Return the numbers that a reader looks for first, each with its name and a note."""
     planned = run.fact("rounds_planned")
     found = [
         (f"Test {run.metric.title}", format_metric(run.metric, run.last(run.metric.test_key)), metrics_note(run)),
@@ -387,7 +390,7 @@ def headline_figures(run: RunView) -> list[dict[str, str]]:
 
 
 def metrics_note(run: RunView) -> str:
-    """The task's other metrics, and the loss where it is none of them."""
+    """Return the task's other metrics, and the loss if it is not one of them."""
     others = [(metric, run.last(metric.test_key)) for metric in run.metrics[1:]]
     if run.metric.name != "loss":
         others.append((METRICS["loss"], run.last("test_loss")))
@@ -395,7 +398,7 @@ def metrics_note(run: RunView) -> str:
 
 
 def clients_note(run: RunView) -> str:
-    """The decile of the clients at the worse end, and the worst with the number of examples that say so."""
+    """Return the decile of clients at the worse end, and the worst client with its number of examples."""
     metric = run.metric
     worst, most = run.last(metric.client_key("worst")), run.last(metric.client_key("decile"))
     examples = run.last("client_worst_examples")
@@ -408,7 +411,7 @@ def clients_note(run: RunView) -> str:
 
 
 def epsilon_words(run: RunView) -> str:
-    """The headline's epsilon: rounded up, or the plain word that there is none."""
+    """Return the headline's epsilon, rounded up, or "none"."""
     if run.unit is Unit.NONE:
         return "none"
     return NONE if run.epsilon is None else format_upper(run.epsilon)
@@ -423,7 +426,7 @@ def _epsilon_note(run: RunView) -> str:
 
 
 def protected_subjects(run: RunView) -> str:
-    """Whom the guarantee is for."""
+    """Return whom the guarantee protects."""
     return {Unit.CLIENT: "each client", Unit.SAMPLE: "each example", Unit.NONE: "nobody"}[run.unit]
 
 
@@ -436,7 +439,7 @@ def _adjacency_words(run: RunView) -> str:
 
 
 def promise_words(run: RunView) -> list[str]:
-    """What the guarantee means, in a few sentences; the first is set larger."""
+    """Return what the guarantee means, in a few sentences; the first is set larger."""
     if run.unit is Unit.NONE:
         return [
             "There is no privacy guarantee.",
@@ -445,6 +448,7 @@ def promise_words(run: RunView) -> list[str]:
     if run.epsilon is None:
         return ["The run has not yet stated an epsilon, so nothing is promised here."]
     if math.isinf(run.epsilon):
+        # One unbounded observer is enough: the headline never hides it behind the others.
         against = ", ".join(kind for kind, epsilon in run.spent.items() if math.isinf(epsilon))
         return [f"There is no privacy guarantee against {against}.", "Something reached them without noise."]
     powers = {kind: most_hits(run, kind) for kind in run.spent}
@@ -453,7 +457,7 @@ def promise_words(run: RunView) -> list[str]:
 
 
 def observer_question(run: RunView) -> str:
-    """What an observer must not find out."""
+    """Return what an observer must not find out."""
     if run.fact("adjacency") == Adjacency.REPLACE:
         return (
             f"which of two sets of data any one {run.who} held" if run.who == "client" else "what any one example was"
@@ -462,7 +466,9 @@ def observer_question(run: RunView) -> str:
 
 
 def strength_words(epsilon: float, power: float, question: str) -> str:
-    """The guarantee in one sentence: by the power of the best test, and "hardly" only up to epsilon 1."""
+    """Return the guarantee in one sentence."""
+    # By the power of the best test; "hardly" also needs epsilon <= 1, since a rare outcome may tell more than the
+    # average.
     if epsilon <= 1 and power <= HARDLY:
         return f"An observer of every published model can hardly tell {question}."
     if power <= LIMITED:
@@ -471,7 +477,7 @@ def strength_words(epsilon: float, power: float, question: str) -> str:
 
 
 def test_power_words(powers: Mapping[str, float], delta: float) -> str:
-    """The best test's power against each kind of observer, rounded up; where it is next to everything, what would help.
+    """Return the best test's power against each kind of observer, rounded up.
 
     >>> test_power_words({"server": 0.2469, "public": 0.2469}, 1e-4)
     'In numbers: a test with 5 % false alarms finds at most 24.7 % of the true cases; a blind guess finds 5 %.'
@@ -482,6 +488,7 @@ def test_power_words(powers: Mapping[str, float], delta: float) -> str:
         kinds[_power_words(power) if power <= EMPTY else ""].append(kind)
     everything = kinds.pop("", [])
     words = []
+    # One (epsilon, delta) bounds almost nothing from about epsilon 4: say so, and which epsilon would help.
     if everything:
         one, two = (_power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
         words += [
@@ -505,13 +512,14 @@ def _power_words(power: float) -> str:
 
 
 def factor_words(epsilon: float, delta: float) -> str:
-    """The definition with its numbers.
+    """Return the definition with its numbers.
 
     >>> factor_words(8.0, 1e-3)
     'Any outcome is at most 2,981 times as likely in one case as in the other, plus δ = 0.001.'
     """
     if epsilon > LARGEST_FACTOR:
         return "At this epsilon an outcome may be almost certain in one case and almost impossible in the other."
+    # Printed beside the power, because a rare outcome may tell more than the average one.
     factor = format_upper(math.exp(epsilon), digits=4)
     return (
         f"Any outcome is at most {factor} times as likely in one case as in the other, plus δ = {format_short(delta)}."
@@ -519,21 +527,23 @@ def factor_words(epsilon: float, delta: float) -> str:
 
 
 def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
-    """The best power of a test between two neighbours: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
+    """Return the best power of a test between neighbouring data sets: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
 
     Reference: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", Theorem 2.1.
     """
+    # exp overflows above 709.
     grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
 
 
 def most_hits(run: RunView, kind: str) -> float:
-    """The best power of a test with `FALSE_ALARMS` against one kind of observer.
+    """Return the best power of a test with `FALSE_ALARMS` false alarms against one kind of observer.
 
     Guarantees: an upper bound for every subject. The stated (epsilon, delta) gives one; so does each pair on the curve
-    of a composition in the ledger, and the least of them holds. Curves are left out where the page states more than the
-    ledger adds up to, because the ledger is then not the whole claim, and where there are more than `CURVES`.
+    of a composition in the ledger, and the least of them holds. Curves are not used if the page states more than the
+    ledger adds up to, because the ledger is then not the whole claim, nor if there are more than `CURVES`.
     """
+    # One pair (epsilon, delta) bounds the power badly; each composition proves a whole curve of pairs.
     stated = power_at_most(run.spent[kind], run.delta or 0.0)
     found = run.compositions_seen_by(kind)
     if not found or len(found) > CURVES or run.spent[kind] > (1 + 1e-6) * max(map(run.epsilon_of, found)):
@@ -543,7 +553,7 @@ def most_hits(run: RunView, kind: str) -> float:
 
 
 def limit_words(run: RunView) -> list[str]:
-    """What the guarantee does not say."""
+    """Return what the guarantee does not say."""
     if run.unit is Unit.NONE or run.epsilon is None or math.isinf(run.epsilon):
         return []
     found = ["It does not hide what is true of the whole population: a model may tell of people who never took part."]
@@ -557,7 +567,7 @@ def limit_words(run: RunView) -> list[str]:
 
 
 def together_words(run: RunView) -> str:
-    """What the run and those that its model started from cost together; empty where it started from none."""
+    """Return the joint cost of the run and the runs that its model started from, or ""."""
     found = run.together
     if found is None:
         return ""
@@ -570,8 +580,9 @@ def together_words(run: RunView) -> str:
 
 
 def unfinished_words(run: RunView) -> str:
-    """A word about releases of a round that has no metrics, or that the rounds' epsilon does not cover."""
+    """Return a note about releases of an unfinished round, or that the rounds' epsilon does not cover."""
     if not run.unfinished:
+        # A tolerance for the arithmetic: the same composition accounted twice may differ in the last digits.
         more = any(run.spent[kind] > value * (1 + 1e-6) for kind, value in run.written.items())
         return "The ledger adds up to more than the last round wrote; the larger epsilon is shown." if more else ""
     return (

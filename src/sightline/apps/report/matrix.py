@@ -1,4 +1,4 @@
-"""The matrix of subjects and observers: colours, classes, and the page's table."""
+"""The matrix of subjects and observers: its heatmap, classes of subjects, and the table in the report."""
 
 import math
 from collections import defaultdict
@@ -21,14 +21,14 @@ from sightline.ledger import View, write_parties
 from sightline.topology import Line
 
 SHADES = 24
-"""Shades between nothing and the largest epsilon; a value takes the next darker one."""
+"""Shades between zero and the largest epsilon; a value takes the next darker one."""
 TICKS = 24
-"""At most so many names along a side."""
+"""Limit of names along a side."""
 LENGTH = 16
-"""Longer names are cut at a side; the words of a cell have them whole."""
+"""Longer names are cut at a side; the text of a cell has them in full."""
 
 LINES = 40
-"""Up to so many rows and columns are ruled."""
+"""Up to this many rows and columns are ruled."""
 
 Values = Sequence[Sequence[float | None]]
 
@@ -40,9 +40,11 @@ PHRASES = {
 
 
 def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silent: str = ITSELF) -> dict[str, Any]:
-    """Rows are subjects, columns observers; infinity is without noise, None is what `silent` says."""
+    """Return the heatmap: rows are subjects, columns observers; infinity is without noise, None is `silent`."""
+    # Infinity has its own colour and must not set the scale.
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
+    # Cells hold indices into a short list of phrases: few values differ, and the page stays small.
     number = {value: place for place, value in enumerate(different)}
     return {
         "across": len(columns),
@@ -65,7 +67,7 @@ def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silen
 
 
 def cell_phrase(value: float | None, silent: str = ITSELF) -> str:
-    """What a cell says, with {of} and {by} for the names."""
+    """Return the text of a cell, with {of} and {by} for the names."""
     if value is None:
         return silent
     if value in PHRASES:
@@ -74,7 +76,9 @@ def cell_phrase(value: float | None, silent: str = ITSELF) -> str:
 
 
 def shade_paths(values: Values, top: float) -> list[dict[str, str]]:
-    """Class, opacity and path of every shade; what is not drawn is nothing."""
+    """Return class, opacity and path of every shade; zero is not drawn."""
+    # One SVG path per shade, made of horizontal strokes: 200 x 200 cells stay small, sharp in print, and need no
+    # script.
     strokes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for y, row in enumerate(values):
         x = 0
@@ -86,7 +90,7 @@ def shade_paths(values: Values, top: float) -> list[dict[str, str]]:
 
 
 def grid_lines(down: int, across: int) -> str:
-    """The path of the lines between cells."""
+    """Return the path of the lines between cells."""
     return "".join([f"M0 {y}h{across}" for y in range(1, down)] + [f"M{x} 0v{down}" for x in range(1, across)])
 
 
@@ -95,6 +99,7 @@ def _cell_kind(value: float | None, top: float) -> tuple[str, str] | None:
         return "self", "1"
     if math.isinf(value):
         return "clear", "1"
+    # Rounded up to the darker shade, so that no cell looks better than it is.
     return ("", f"{math.ceil(SHADES * value / top) / SHADES:.3f}") if value and top else None
 
 
@@ -109,9 +114,9 @@ def _equal_stretches(kinds: Iterable[tuple[str, str] | None]) -> list[tuple[tupl
 
 
 def name_ticks(words: Sequence[str]) -> list[dict[str, str]]:
-    """Names along a side, and where their cells have their middle, in percent.
+    """Return names along a side, and the middle of their cells in percent.
 
-    >>> name_ticks(["client-0", "a very long name of somebody"])
+    >>> name_ticks(["client-0", "a very long name of a client"])
     [{'at': '25.00', 'text': 'client-0'}, {'at': '75.00', 'text': 'a very long nam…'}]
     """
     every = -(-len(words) // TICKS) if words else 1
@@ -126,7 +131,7 @@ def _cut_word(word: str) -> str:
 
 
 WORK = 2_000_000
-"""At most so many look-ups to find out which subjects are alike."""
+"""Limit of look-ups to find out which subjects are alike."""
 
 
 @dataclass(frozen=True)
@@ -137,21 +142,21 @@ class Column:
     name: str
     trusted: bool
     standing_for: int = 1
-    """How many observers it is the worst of."""
+    """Number of observers of which it is the worst."""
 
     @property
     def names(self) -> str:
-        """All of them, where the heading does not name them."""
+        """Return all names, if the heading does not name them."""
         return self.name if self.standing_for > 1 else ""
 
     @property
     def heading(self) -> str:
-        """What stands above the column: never a list that goes on."""
+        """Return the heading of the column, never a long list."""
         return self.name if self.trusted and self.standing_for == 1 else self.kind
 
     @property
     def note(self) -> str:
-        """A few words below it."""
+        """Return a few words below the heading."""
         if self.standing_for > 1:
             return (
                 f"{format_count(self.standing_for)} of them"
@@ -163,7 +168,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one observer can learn of one class of subjects."""
+    """What one observer can learn about one class of subjects."""
 
     epsilon: float
     there: bool = True
@@ -171,36 +176,40 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The bound, rounded up."""
+        """Return the bound, rounded up."""
         if not self.there:
             return NONE
         return format_upper(self.epsilon) if self.epsilon else "nothing"
 
     @property
     def clear(self) -> bool:
-        """Whether nothing bounds it."""
+        """Return whether there is no bound."""
         return math.isinf(self.epsilon)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Columns, and rows of (subjects, a word about them, cells)."""
+    """Columns, and rows of (subjects, a note about them, cells)."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, str, tuple[Cell, ...]], ...]
 
 
 def epsilon_matrix(run: RunView) -> Matrix | None:
-    """The matrix of a run; None when nobody is named or nothing was released."""
+    """Return the matrix of a run; None if there is no observer or no release."""
     columns = [Column(kind, name, False) for kind, name in run.observers.items()]
     columns += [Column("trusted", name, True) for name in run.trusted]
     subjects = sorted(frozenset[str]().union(*{release.subjects for release in run.ledger}))
     if not columns or not subjects or run.delta is None or run.fact("lines"):
-        return None  # where views differ within a kind: `matrix_by_lines`, or the section on groups
+        # Where views differ within a kind, `matrix_by_lines` or the section on groups applies.
+        return None
     views = [run.ledger.view(column.name) for column in columns]
     different = frozenset[Composed]().union(*(view.compositions() for view in views))
+    # Too many classes to account again in seconds. The worst row bounds all of them; thinning out or averaging would
+    # not.
     if len(different) > CLASSES or _work_out(views, subjects) > WORK:
         return _worst_only(run, columns, views, subjects)
+    # The least protected subjects come first.
     rows = sorted(_subject_classes(run, views, subjects).items(), key=lambda row: [-cell.epsilon for cell in row[0]])
     return Matrix(
         tuple(columns), tuple((write_parties(frozenset(names)), alike_words(names), cells) for cells, names in rows)
@@ -212,7 +221,7 @@ def _work_out(views: Sequence[View], subjects: Sequence[str]) -> int:
 
 
 def _subject_classes(run: RunView, views: Sequence[View], subjects: Sequence[str]) -> dict[tuple[Cell, ...], list[str]]:
-    """Subjects that stand alike against every observer are one row."""
+    """Return subjects with equal cells against every observer as one row."""
     found: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
     for subject in subjects:
         composed = [frozenset(view.composition(subject).items()) for view in views]
@@ -221,12 +230,13 @@ def _subject_classes(run: RunView, views: Sequence[View], subjects: Sequence[str
 
 
 def alike_words(names: Sequence[str]) -> str:
-    """How many subjects share a row, when it is more than one."""
+    """Return how many subjects share a row, if more than one."""
     return f"{format_count(len(names))} alike" if len(names) > 1 else ""
 
 
 def _worst_only(run: RunView, columns: Sequence[Column], views: Sequence[View], subjects: Sequence[str]) -> Matrix:
-    """One row, the worst over all subjects: as the last round wrote it, or infinite where something went in clear."""
+    """Return one row, the worst over all subjects: as the last round wrote it, or infinite without noise."""
+    # A trusted party is not bound by the guarantee: its column is infinite.
     spent = [run.spent.get(column.kind, math.inf) if not column.trusted else math.inf for column in columns]
     cells = tuple(Cell(value if view.compositions() else 0.0) for value, view in zip(spent, views, strict=True))
     word = f"the worst of {format_count(len(subjects))}, who differ in noise or rate"
@@ -237,7 +247,7 @@ Sight = tuple[Line, View]
 
 
 def matrix_by_lines(run: RunView) -> Matrix | None:
-    """Subjects by kinds of observers, those who are trusted in one column; None where one line a kind says it all."""
+    """Return subjects by kinds of observers, trusted ones in one column; None if one line per kind says it all."""
     subjects = sorted(frozenset[str]().union(*{release.subjects for release in run.ledger}))
     if not subjects or run.delta is None or not run.fact("lines") or run.fact("topology") == "groups":
         return None
@@ -272,11 +282,11 @@ def _worst_cell(run: RunView, lines: Iterable[Sight], subject: str) -> Cell:
 
 
 ROWS = 14
-"""More rows than these are folded away."""
+"""More rows than this are folded away."""
 
 
 def sight_content(run: RunView) -> Content | None:
-    """The matrix, the releases that were hidden, and those that were sent without noise."""
+    """Return the matrix, the protected releases, and those sent without noise."""
     if not len(run.ledger):
         return None
     rows = tell_ledger(run.ledger, run.unit)

@@ -1,4 +1,4 @@
-"""The page: sections in their order, drawn by templates into one file that needs nothing else."""
+"""The report page: sections in order, rendered by templates into one file that loads nothing else."""
 
 import base64
 import hashlib
@@ -35,16 +35,16 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write `report.html` into a run directory, from its own records, and return its path.
+    """Write `report.html` into a run directory from its own records and return its path.
 
-    Guarantees: the page loads nothing from anywhere and says so in its Content-Security-Policy; whatever a run's names
-    and words hold is shown as text; the file is replaced whole.
+    Guarantees: the page loads nothing and says so in its Content-Security-Policy; names and texts of a run are shown as
+    text; the file is replaced atomically.
     """
     return write_page(RunView.read(Path(run_dir)))
 
 
 def write_page(run: RunView) -> Path:
-    """Write the page of a run that was read before."""
+    """Write the page of a run that was already read."""
     path = run.directory / REPORT
     try:
         write_whole(path, render_run(run))
@@ -54,19 +54,22 @@ def write_page(run: RunView) -> Path:
 
 
 def render_run(run: RunView, sections: Sequence[Section] = SECTIONS) -> str:
-    """The page of a run as text."""
+    """Return the page of a run as text."""
     return render_page(run.name, section_contents(run, sections), version=run.fact("sightline_version", ""))
 
 
 def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
-    """The sections in which the run has something to say, with what they say."""
+    """Return the sections that apply to the run, with their content."""
+    # Every section decides by itself whether it has anything to show for this kind of run.
     found = [(section, section.content(run)) for section in sections]
     return [(section, content) for section, content in found if content is not None]
 
 
 def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:
-    """A page that needs nothing but itself."""
+    """Return a self-contained page."""
     style, script = read_asset("page.css"), read_asset("page.js")
+    # A report is kept for years and mailed around: nothing may be loaded, and only this exact style and script may run,
+    # even if escaping failed somewhere.
     policy = (
         f"default-src 'none'; img-src data:; style-src {_content_hash(style)}; "
         f"script-src {_content_hash(script)}; base-uri 'none'"
@@ -77,7 +80,8 @@ def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, versio
         .render(
             title=title,
             sections=sections,
-            style=Markup(style),  # our own files: no user's words in them
+            # Our own files, without any user text.
+            style=Markup(style),
             script=Markup(script),
             policy=policy,
             version=version,
@@ -87,13 +91,12 @@ def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, versio
 
 @cache
 def template_environment(*packages: str) -> Environment:
-    """Templates of the report, and before them those of other packages; whatever they are given is shown as text.
-
-    They are compiled once in a process: that took longer than all the rest of a page.
-    """
+    """Return the templates of the report, preceded by those of other packages; all values are escaped."""
+    # Cached: compiling the templates took longer than the rest of a page.
     made = Environment(
         loader=ChoiceLoader([PackageLoader("sightline", f"apps/{package}") for package in (*packages, "report")]),
         autoescape=True,
+        # A misspelt name in a template is an error and not an empty place.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -103,7 +106,7 @@ def template_environment(*packages: str) -> Environment:
 
 
 def kept_whole(names: str) -> Markup:
-    """Names between commas as markup that breaks a line between names before it breaks one in two.
+    """Return names between commas as markup that breaks lines between names first.
 
     >>> kept_whole("client-0..9, <b>")
     Markup('<span class="party">client-0..9,</span> <span class="party">&lt;b&gt;</span>')
@@ -114,11 +117,11 @@ def kept_whole(names: str) -> Markup:
 
 
 def read_asset(name: str) -> str:
-    """A style or script of the report."""
+    """Return a style sheet or script of the report."""
     return resources.files("sightline.apps.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _content_hash(text: str) -> str:
-    """The source expression that allows exactly this text."""
+    """Return the source expression that allows exactly this text."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

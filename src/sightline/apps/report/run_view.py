@@ -1,4 +1,4 @@
-"""A run as pages read it: where runs lie, their metadata, rounds and ledger, and what is wrong with damaged ones."""
+"""A run as pages read it: where runs are stored, their metadata, rounds and ledger, and reports of damage."""
 
 import math
 import os
@@ -24,13 +24,13 @@ from sightline.ledger import Ledger
 from sightline.topology import Line
 
 DEPTH = 4
-"""So many folders deep runs are looked for: runs/SWEEP/RUN is two."""
+"""Folder depth in which runs are searched: runs/SWEEP/RUN is two."""
 
 
 def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
-    """Every run directory in a folder, the folder itself included, by name; links are not followed.
+    """Yield every run directory in a folder, including itself, by name; links are not followed.
 
-    Folders of others that cannot be looked into are passed over.
+    Folders that this user may not read are skipped.
     """
     try:
         here = (folder / DATABASE).is_file()
@@ -38,6 +38,7 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
             below = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
     except PermissionError:
         return
+    # A run directory is not searched further: what lies inside belongs to the run.
     if here:
         yield folder
     elif depth:
@@ -47,7 +48,7 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def runs_of(places: Iterable[Path]) -> list[Path]:
-    """The run directories that are named, or that lie in a folder that is named; none twice."""
+    """Return the run directories that are named or that lie in a named folder, each once."""
     found: dict[Path, Path] = {}
     for place in places:
         try:
@@ -60,6 +61,7 @@ def runs_of(places: Iterable[Path]) -> list[Path]:
         if not below:
             invalid("run", place, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
         for directory in below:
+            # By resolved path, so that a run named twice is compared once.
             found.setdefault(directory.resolve(), directory)
     return list(found.values())
 
@@ -67,26 +69,26 @@ def runs_of(places: Iterable[Path]) -> list[Path]:
 SETTINGS = "config.toml"
 
 CLASSES = 12
-"""More different compositions than these against one observer are not accounted again for a page."""
+"""More distinct compositions than this against one observer are not accounted again for a page."""
 
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, TemplateError)
-"""What facts of other kinds than a run writes lead to."""
+"""Exceptions that facts of unexpected types lead to."""
 
 UNLIKE_A_RUN = "hold what no run of this version writes: they were damaged, edited or written by another version"
 
 Composed = frozenset[tuple[Event, int]]
-"""What one subject has to answer for: events with their counts, as `View.compositions` names it."""
+"""The events charged to one subject, with their counts, as in `View.compositions`."""
 
 
 def locate_error(error: Exception) -> str:
-    """An error and the line of our own code where it came up, for whoever looks for the reason."""
+    """Return an error and the source line where it was raised, for debugging."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {printable(str(error), most=200)}; {Path(last.filename).name}, line {last.lineno}"
 
 
 @contextmanager
 def checked_records(place: object) -> Iterator[None]:
-    """Say in one line that a page cannot be made of these records, whatever in them is not as runs write it."""
+    """Raise InvalidInput with one line if a page cannot be made from these records."""
     try:
         yield
     except STRANGE as error:
@@ -94,7 +96,7 @@ def checked_records(place: object) -> Iterator[None]:
 
 
 def read_settings_text(directory: Path) -> str:
-    """The settings of a run as it wrote them down; nothing where they are gone or not for this reader."""
+    """Return the settings of a run as it wrote them, or "" if they cannot be read."""
     try:
         return (directory / SETTINGS).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -103,7 +105,7 @@ def read_settings_text(directory: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """Everything a page is made of. A broken run lacks facts; every reader of them copes."""
+    """Everything a page is made of. A damaged run may lack facts; every reader handles that."""
 
     directory: Path
     facts: Mapping[str, Any]
@@ -117,84 +119,86 @@ class RunView:
 
     @classmethod
     def read(cls, directory: Path) -> "RunView":
-        """The run of a directory; a damaged ledger, and facts or rounds that its journal does not know, raise."""
+        """Read the run of a directory; raise if its ledger is damaged or its journal contradicts its records."""
         with RunRecord.open_to_read(directory) as record:
+            # A ledger whose hash chain is broken gets no page at all.
             record.verify()
             settings = read_settings_text(directory)
-            # Rounds before ledger: a run at work may add releases in between, and those must not go uncounted.
+            # Rounds before ledger: a run in progress may add releases in between, and those must be counted.
             return cls(directory, record.facts, record.rounds(), record.ledger(), record.store.head(), settings)
 
     def fact(self, name: str, otherwise: Any = None) -> Any:
-        """A fact, or something else where the run has none."""
+        """Return a fact, or `otherwise` if the run does not have it."""
         value = self.facts.get(name)
         return otherwise if value is None else value
 
     def series(self, name: str) -> list[float | None]:
-        """One metric over all rounds."""
+        """Return one metric over all rounds."""
         return [row.get(name) for row in self.rounds]
 
     def last(self, name: str) -> float | None:
-        """A metric's latest known value."""
+        """Return a metric's latest known value, or None."""
         return next((row[name] for row in reversed(self.rounds) if row.get(name) is not None), None)
 
     def total(self, name: str) -> float:
-        """A metric's sum over all rounds."""
+        """Return a metric's sum over all rounds."""
         return sum(value for value in self.series(name) if value is not None)
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Return the name of the run."""
         return str(self.fact("name", self.directory.resolve().name))
 
     @property
     def metric(self) -> Metric:
-        """What the run's models are judged by first: accuracy, unless its task has another."""
+        """Return the main metric of the run: accuracy, unless its task has another."""
         return metric_named(self.fact("metric"))
 
     @property
     def metrics(self) -> list[Metric]:
-        """All that they are judged by."""
+        """Return all metrics of the run."""
         names = self.fact("metrics", [])
         return [METRICS[name] for name in names if name in METRICS] or [self.metric]
 
     @property
     def unit(self) -> Unit:
-        """What the guarantee protects; NONE where the run does not say."""
+        """Return what the guarantee protects; NONE if the run does not say."""
         given = self.fact("unit")
         return Unit(given) if given in list(Unit) else Unit.NONE
 
     @property
     def who(self) -> str:
-        """The protected unit as a noun."""
+        """Return the protected unit as a noun."""
         return "example" if self.unit is Unit.SAMPLE else "client"
 
     @property
     def delta(self) -> float | None:
-        """The delta of every epsilon on the page."""
+        """Return the delta of every epsilon on the page, or None."""
         given = self.fact("delta")
         return None if given is None else float(given)
 
     @property
     def accountant(self) -> Accountant:
-        """The accountant that the run used."""
+        """Return the accountant that the run used."""
         given = self.fact("accountant")
         return Accountant(given) if given in list(Accountant) else Accountant.PLD
 
     @property
     def observers(self) -> dict[str, str]:
-        """Kinds of untrusted observers, each with one that stands for all of its kind."""
+        """Return the kinds of untrusted observers, each with one that stands for its kind."""
         return dict(self.fact("observers", {}))
 
     @cached_property
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Every kind's lines of sight; one each where all observers of a kind see the same."""
+        """Return every kind's lines of sight; one each if all observers of a kind see the same."""
         return read_lines(self.facts)
 
     @cached_property
     def together(self) -> dict[str, Any] | None:
-        """What this run and those that it started from cost together; None where it started from none."""
+        """Return the joint cost of this run and those that it started from; None if it started from none."""
         if self.unit is Unit.NONE or not self.fact("started_from"):
             return None
+        # Use the joint cost that the run has stored; otherwise add it up from the earlier runs.
         told = self.fact("together")
         if isinstance(told, dict):
             return told
@@ -204,36 +208,37 @@ class RunView:
 
     @property
     def trusted(self) -> list[str]:
-        """Those who are trusted with values without noise."""
+        """Return the parties trusted with values without noise."""
         return list(self.fact("trusted", []))
 
     @property
     def rounds_done(self) -> int:
-        """The number of the last finished round."""
+        """Return the number of the last finished round."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
     @cached_property
     def unfinished(self) -> int:
-        """How many releases belong to rounds whose metrics were never written: made all the same, so counted."""
+        """Return how many releases belong to rounds without metrics: they were made, so they count."""
         return sum(release.time > self.rounds_done for release in self.ledger)
 
     @cached_property
     def spent(self) -> dict[str, float]:
-        """Epsilon against every kind of untrusted observer; infinite where there is no guarantee.
+        """Return epsilon against every kind of untrusted observer; infinite if there is no guarantee.
 
-        Guarantees: never below what the last round wrote; it counts every release in the ledger, also those of a round
-        that was broken off. Only where subjects differ in more than `CLASSES` ways, and the last round is whole, is the
-        round's own number taken without accounting again.
+        Guarantees: never below what the last round wrote; every release in the ledger counts, including those of an
+        interrupted round. Only if subjects differ in more than `CLASSES` ways, and the last round is complete, is the
+        round's own number used without accounting again.
         """
         written = self.written
         found = {}
         for kind in [*self.observers, *(kind for kind in written if kind not in self.observers)]:
+            # The larger of the two: releases of an interrupted round are in the ledger and not in the last row.
             found[kind] = max(written.get(kind, 0.0), self._by_ledger(kind))
         return found
 
     @property
     def written(self) -> dict[str, float]:
-        """Epsilon by kind of observer as the last round wrote it."""
+        """Return epsilon by kind of observer as the last round wrote it."""
         last = (self.rounds[-1].get("epsilon") if self.rounds else None) or {}
         return {kind: math.inf if value is None else float(value) for kind, value in last.items()}
 
@@ -241,27 +246,29 @@ class RunView:
         if self.unit is Unit.NONE:
             return math.inf
         found = self.compositions_seen_by(kind)
+        # Every client with its own noise: accounting again takes long, and the last round covers all releases.
         if len(found) > CLASSES and not self.unfinished and kind in self.written:
             return 0.0
         return max((self.epsilon_of(composed) for composed in found), default=0.0)
 
     def compositions_seen_by(self, kind: str) -> frozenset[Composed]:
-        """What the subjects have to answer for against one kind of observer; empty for an unknown kind."""
+        """Return the distinct compositions of subjects against one kind of observer; empty for an unknown kind."""
         if kind not in self._seen:
             views = [self.ledger.view(line.observer).compositions(line.exempt) for line in self.lines.get(kind, ())]
             self._seen[kind] = frozenset[Composed]().union(*views)
         return self._seen[kind]
 
     def curve_of(self, composed: Composed) -> TradeOff | None:
-        """The trade-off curve of a composition, computed once for the whole page; None where it has none."""
+        """Return the trade-off curve of a composition, computed once per page; None if it has none."""
         if composed not in self._curves:
             self._curves[composed] = claimed_curve(dict(composed))
         return self._curves[composed]
 
     def epsilon_of(self, composed: Composed) -> float:
-        """Epsilon of a composition, accounted once for the whole page; infinite where the run has no guarantee."""
+        """Return the epsilon of a composition, accounted once per page; infinite if the run has no guarantee."""
         if not composed:
             return 0.0
+        # A missing unit or delta means that nothing is promised: the page shows infinity, never a smaller number.
         if self.unit is Unit.NONE or self.delta is None:
             return math.inf
         if composed not in self._accounted:
@@ -271,5 +278,5 @@ class RunView:
 
     @property
     def epsilon(self) -> float | None:
-        """The worst epsilon over untrusted observers; None when the run names none."""
+        """Return the worst epsilon over untrusted observers; None if the run names none."""
         return max(self.spent.values(), default=None)

@@ -1,4 +1,4 @@
-"""Sections of the report: settings and seal of the ledger, clients, overlapping groups."""
+"""Report sections: settings and ledger seal, clients, load, overlapping groups."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ NOISE_SOURCES = {
 
 
 def settings_content(run: RunView) -> Content:
-    """Two lists of facts, the resolved file, the versions, and the head of the hash chain."""
+    """Return lists of facts, the resolved file, the versions, and the head of the hash chain."""
     return {
         "lists": [
             ("Training", _shown_facts(training_facts(run))),
@@ -55,7 +55,7 @@ SETTINGS_SECTION = Section("settings", "Settings", settings_content)
 
 
 def training_facts(run: RunView) -> dict[str, Any]:
-    """What was trained, on what, by which algorithm."""
+    """Return what was trained, on which data, by which algorithm."""
     return {
         "data": run.fact("source"),
         "examples are": run.fact("kind"),
@@ -71,7 +71,7 @@ def training_facts(run: RunView) -> dict[str, Any]:
 
 
 def privacy_facts(run: RunView) -> dict[str, Any]:
-    """What was promised and by which noise."""
+    """Return what was promised and by which noise."""
     names = ("unit", "adjacency", "where", "clip_norm", "noise_multiplier", "noise_std", "target_epsilon", "delta")
     source = run.fact("noise_source")
     return {
@@ -82,7 +82,7 @@ def privacy_facts(run: RunView) -> dict[str, Any]:
 
 
 def machine_facts(run: RunView) -> dict[str, Any]:
-    """What it ran on."""
+    """Return the machine and the versions of the run."""
     versions = run.fact("versions", {})
     return {
         "seed": None if run.fact("seed") is None else str(run.fact("seed")),
@@ -102,7 +102,7 @@ def _shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as text.
+    """Return a setting as text.
 
     >>> setting_text({"min": 0.5, "max": 1.25}), setting_text({"scheme": "poisson", "rate": 0.5})
     ('0.5 to 1.25', 'poisson, rate 0.5')
@@ -130,39 +130,41 @@ MOST_BARS = 60
 
 @dataclass(frozen=True)
 class UseSpread:
-    """The law of how often one member is used: binomial, or a constant."""
+    """The distribution of how often one member is used: binomial, or a constant."""
 
     trials: int
     chance: float
     each: int = 1
 
     def at(self, level: float) -> int:
-        """The quantile at a level."""
+        """Return the quantile at a level."""
         return self.each * int(self._law.ppf(level))
 
     def chance_of(self, uses: int) -> float:
-        """How likely one member is drawn so many times."""
+        """Return the probability that one member is drawn `uses` times."""
         return float(self._law.pmf(uses))
 
     @property
     def _law(self) -> Any:
-        from scipy import stats  # slow to load, and few pages need it
+        # Slow to import, and few pages need it.
+        from scipy import stats
 
         return stats.binom(self.trials, self.chance)
 
     @property
     def mean(self) -> float:
-        """The expected number of uses."""
+        """Return the expected number of uses."""
         return self.each * self.trials * self.chance
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the number of uses."""
+        """Return the standard deviation of the number of uses."""
         return float(self.each * np.sqrt(self.trials * self.chance * (1 - self.chance)))
 
     def figures(self, members: int) -> tuple[str, ...]:
-        """Mean, standard deviation, where 98% lie, the median of the least and of the most used of all members."""
+        """Return mean, standard deviation, central 98 %, medians of the least and most used of all members."""
         low, high = self.at(0.01), self.at(0.99)
+        # The median of the minimum of n draws is their quantile at 1 - 2^(-1/n); expm1 keeps precision for large n.
         least, most = self.at(-np.expm1(np.log(0.5) / members)), self.at(np.exp(np.log(0.5) / members))
         whole = format_count(low) if low == high else f"{format_count(low)} to {format_count(high)}"
         return (
@@ -175,7 +177,7 @@ class UseSpread:
 
 
 def load_content(run: RunView) -> Content | None:
-    """A table and a picture for clients and for examples; None where everybody is always used."""
+    """Return a table and a chart for clients and for examples; None if every member is always used."""
     loads = [_load_words(load) for load in run.fact("load", [])]
     return {"loads": loads} if loads else None
 
@@ -189,6 +191,7 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
     rate = load["uses"] * load["epochs"] * load["chance"] / steps if scheduled else float(load["rate"])
     spread = UseSpread(steps, rate)
     rows = [("Poisson sampling" + (" at the same rate" if scheduled else ""), spread.figures(members))]
+    # Realised cohorts are secret: everything here follows from the settings alone.
     words = "When it was whose turn is shown nowhere: these numbers follow from the settings alone."
     if scheduled:
         own = UseSpread(int(load["epochs"]), float(load["chance"]), int(load["uses"]))
@@ -202,8 +205,9 @@ def _load_words(load: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _use_chart(spread: UseSpread, members: int, who: str, scheduled: bool) -> Bars | None:
-    """How many members are used how often under Poisson sampling; None where there is nothing to draw."""
+    """Return how many members are used how often under Poisson sampling, or None."""
     low, high = spread.at(1e-4), spread.at(1 - 1e-4)
+    # Nothing to draw if every member is used equally often; too many bars are unreadable.
     if not low < high <= low + MOST_BARS:
         return None
     uses = list(range(low, high + 1))
@@ -221,11 +225,11 @@ def _use_chart(spread: UseSpread, members: int, who: str, scheduled: bool) -> Ba
 
 
 SINGLE = 60
-"""Up to so many clients get a bar each; more are counted by size."""
+"""Up to this many clients get a bar each; more are counted by size."""
 
 
 def clients_content(run: RunView) -> Content | None:
-    """Sizes as bars, with notes on the data and on rejected updates."""
+    """Return sizes as bars, with notes on the data and on rejected updates."""
     sizes = [int(size) for size in run.fact("sizes", [])]
     if not sizes and not run.fact("clients"):
         return None
@@ -242,7 +246,7 @@ CLIENTS_SECTION = Section("clients", "Clients", clients_content)
 
 
 def clients_figures(run: RunView, sizes: Sequence[int], rejected: int) -> list[tuple[str, str]]:
-    """Name and number of each fact."""
+    """Return the name and number of each fact."""
     found = [("Clients", format_count(run.fact("clients", len(sizes))))]
     if sizes:
         middle = median(sizes)
@@ -253,7 +257,7 @@ def clients_figures(run: RunView, sizes: Sequence[int], rejected: int) -> list[t
 
 
 def sizes_chart(sizes: Sequence[int]) -> Bars:
-    """One bar a client, largest first; a histogram when they are many."""
+    """Return one bar per client, largest first, or a histogram of many clients."""
     return _single_bars(sizes) if len(sizes) <= SINGLE else _size_histogram(sizes)
 
 
@@ -292,9 +296,9 @@ def _rejected_note(rejected: int, rounds: int) -> str:
 
 
 MOST_DRAWN = 1500
-"""More workers than these are drawn by class."""
+"""More workers than this are drawn by class."""
 POINTS = 40
-"""Epochs at which the curve is computed."""
+"""Number of epochs at which the curve is computed."""
 
 
 def draw_groups(answer: Answer, path: Path) -> None:
@@ -314,9 +318,10 @@ def draw_groups(answer: Answer, path: Path) -> None:
 
 
 def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
-    """Epsilon of subject (row) against observer (column); white where the threat model says nothing."""
+    """Draw epsilon of subject (row) against observer (column); white where the threat model has no pair."""
     by_worker = answer.workers <= MOST_DRAWN
     values = spread_over(answer.matrix, answer.pairs.class_of).copy() if by_worker else answer.matrix
+    # A worker learns nothing new about itself: the diagonal stays white.
     if by_worker:
         np.fill_diagonal(values, np.nan)
     image = axes.imshow(values, cmap="magma", vmin=0.0, vmax=top, interpolation="nearest")
@@ -327,7 +332,7 @@ def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> A
 
 
 def plot_title(answer: Answer) -> str:
-    """One line that says what is drawn."""
+    """Return one line that says what is drawn."""
     q = answer.question
     name = "DP-OGL+" if q.plus else "DP-OGL"
     structure = q.structure if not q.structure.endswith(".json") else Path(q.structure).stem
@@ -335,7 +340,7 @@ def plot_title(answer: Answer) -> str:
 
 
 def draw_curve(axes: "Axes", answer: Answer) -> None:
-    """Mean over workers of the worst observer's epsilon, with one standard deviation, epoch by epoch."""
+    """Draw the mean over workers of the worst observer's epsilon, with one standard deviation, per epoch."""
     epochs = sampled_epochs(answer.question.epochs)
     rows = [answer.at(int(epoch)).worst for epoch in epochs]
     mean, deviation = mean_and_deviation(rows)
@@ -351,28 +356,28 @@ def draw_curve(axes: "Axes", answer: Answer) -> None:
 
 
 def sampled_epochs(epochs: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """1 .. T, thinned out."""
+    """Return 1 .. T, thinned out."""
     return np.unique(np.linspace(1, epochs, min(POINTS, epochs)).round().astype(np.int64))
 
 
 def mean_and_deviation(rows: list[Any]) -> tuple[Any, Any]:
-    """Over the workers that have an observer; zero where nobody has one."""
+    """Return mean and deviation over the workers that have an observer; 0 if none has."""
     held = [row[~np.isnan(row)] for row in rows]
     mean = np.array([some.mean() if len(some) else 0.0 for some in held])
     return mean, np.array([some.std() if len(some) else 0.0 for some in held])
 
 
 MOST = 48
-"""Up to so many different memberships every cell tells by which paths releases got through."""
+"""Up to this many distinct memberships, every cell names the paths by which releases got through."""
 MAPPED = 200
-"""More different memberships than these are not drawn."""
+"""More distinct memberships than this are not drawn."""
 SIZE = 480
 """Height and width of the drawing, in its own units."""
 
 
 @dataclass(frozen=True)
 class Square:
-    """One cell: where it lies, how dark it is, and what it says."""
+    """One cell: position, shade and text."""
 
     x: float
     y: float
@@ -382,7 +387,8 @@ class Square:
 
 
 def groups_content(run: RunView) -> Content | None:
-    """The heatmap of a run on overlapping groups; None for every other run."""
+    """Return the heatmap of a run on overlapping groups; None for every other run."""
+    # Other topologies have few kinds of observers: the matrix of the report covers them.
     if run.fact("topology") != "groups" or run.unit is Unit.NONE or not len(run.ledger):
         return None
     names = [client_name(n) for n in range(int(run.fact("clients", 0)))]
@@ -421,6 +427,7 @@ def _draw_squares(
 ) -> list[Square]:
     side = SIZE / len(pairs.classes)
     found = []
+    # One search per observer class, shared by all subjects: members of a class see the same releases.
     hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]
     for n, row in enumerate(epsilons):
         for i, value in enumerate(row):

@@ -1,4 +1,4 @@
-"""The numbers of a run for scripts: what `sightline run --json` and `sightline report --json` print."""
+"""The numbers of a run for scripts, as `sightline run --json` and `sightline report --json` print them."""
 
 from typing import Any
 
@@ -11,10 +11,11 @@ DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
 
 
 def summarise_run(run: RunView) -> dict[str, Any]:
-    """The numbers of a run, as plain values; None stands for infinite or unknown.
+    """Return the numbers of a run as plain values; None stands for infinite or unknown.
 
-    Guarantees: epsilon counts every release in the ledger, also those of a round that was broken off.
+    Guarantees: epsilon counts every release in the ledger, including those of an interrupted round.
     """
+    # These names are an interface for scripts: add to them, never rename.
     facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_multiplier", "noise_source", "seconds",
              "threads", "mkl_cbwr", "cpu_capability", "paths", "workers")  # fmt: skip
     metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
@@ -45,7 +46,7 @@ def summarise_run(run: RunView) -> dict[str, Any]:
 
 
 def _summarise_metrics(run: RunView) -> dict[str, Any]:
-    """Task, main metric, all metrics on the test set, and the clients' where the others say nothing of them."""
+    """Return the task, the main metric, all metrics on the test set, and the clients' main metric."""
     main = run.metric
     own = {} if main.name == "accuracy" else {main.client_key(which): None for which in ("mean", "decile", "worst")}
     return {
@@ -57,7 +58,7 @@ def _summarise_metrics(run: RunView) -> dict[str, Any]:
 
 
 def _summarise_clusters(run: RunView) -> dict[str, Any]:
-    """What a run says of clusters; purity and the minority need the true clusters, which only simulations know."""
+    """Return the run's clusters; purity and the minority need the true clusters, which only simulations know."""
     facts = run.fact("clusters")
     if facts is None:
         return {}

@@ -44,6 +44,7 @@ class Knob:
             value = float(text) if text else self.start
         except ValueError:
             invalid(self.name, text, "must be a number")
+        # Written so that NaN fails too. The limits keep every answer within seconds.
         if not self.low <= value <= self.high:
             reason = f"the calculator's range is {self.low:g} to {self.high:g}"
             invalid(self.name, text, reason, f"use sightline {self.command}")
@@ -272,8 +273,10 @@ def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[d
     Guarantees: every noise was evaluated, meets the budget, and is rounded up. The scheme itself is always searched,
     the other lines while there is time.
     """
+    # Processor time of this thread: on a busy machine the wall clock would cut the search short.
     begun = time.thread_time()
     found: dict[str, float | None] = dict.fromkeys(comparison_lines(family, _with_noise(numbers, 1.0)))
+    # The scheme itself first, RDP last: if time runs out, the least important line is missing.
     for name in sorted(found, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
             found[name] = least_noise(family, numbers, name, delta)
@@ -314,6 +317,7 @@ def epsilon_curve(family: SchemeFamily, numbers: Numbers, delta: float, against:
     drawn_by = {one.name: one for one in family_knobs(family) if one.name in ("noise", "steps")}
     knob = drawn_by.get(against, drawn_by["noise"])
     xs, found = _curve_points(family, numbers, delta, knob)
+    # The chart is drawn in logarithms, but a label must show the computed epsilon rounded up, not 10^log.
     exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in found.values() for v in row if v)}
     logs = {name: [math.log10(value) if value else None for value in row] for name, row in found.items()}
     axis = Axis("epsilon", tick=_tick_word, value=lambda log: format_upper(exact.get(log, 10**log), digits=4))
@@ -334,6 +338,7 @@ def _curve_points(
 ) -> tuple[list[float], dict[str, list[float | None]]]:
     middle = numbers[knob.name]
     low, high = max(min(knob.low, middle), middle / SPAN), min(max(knob.high, middle), middle * SPAN)
+    # A schedule cannot use a member more often than it has steps.
     if knob.name == "steps" and "uses" in numbers:
         low = max(low, numbers["uses"])
     grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]

@@ -65,6 +65,7 @@ class Guard:
 
     def check(self, request: Request) -> Response | None:
         """Return None if the request may pass, otherwise the refusal, or the page that sets the cookie."""
+        # The order matters: form, host and origin come before the token, so that pages of other sites cannot probe it.
         refusal = _check_form(request)
         if refusal is not None:
             return refusal
@@ -86,6 +87,7 @@ class Guard:
         return name in self.names or (self.any_address and is_address(name))
 
     def _is_token(self, given: str) -> bool:
+        # Constant time: the comparison must not tell how much of a guess is right.
         return hmac.compare_digest(given.encode(), self.token.encode())
 
     def _exchange_token(self, request: Request) -> Response:
@@ -110,6 +112,7 @@ def _check_form(request: Request) -> Response | None:
         return refuse(HTTPStatus.NOT_IMPLEMENTED, "This server only answers GET and HEAD.")
     if scope["http_version"] not in ("1.0", "1.1"):
         return refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "This server speaks HTTP/1.1.")
+    # h11 limits one event; this limits the whole head and the number of headers.
     head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in scope["headers"])
     if head > MAX_HEAD_BYTES or len(scope["headers"]) > MAX_HEADERS:
         return refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The address or the headers are too long.")
@@ -124,6 +127,7 @@ def _check_form(request: Request) -> Response | None:
 def _is_cross_origin(request: Request) -> bool:
     """Return whether a page of another origin makes this request other than by a link; another port is another."""
     mode, target = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest", "document")
+    # Following a link shows a page to the user only; the other site cannot read it.
     if mode == "navigate" and target == "document":
         return False
     origin = request.headers.get("origin")

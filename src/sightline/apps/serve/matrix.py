@@ -75,6 +75,7 @@ class PairClasses:
     @property
     def width(self) -> int:
         """The number of classes on each side of a window."""
+        # Exact cells in seconds: a longer ledger gets a smaller window, never thinned or averaged cells.
         return min(MOST, max(LEAST, WORK // max(1, len(self.run.ledger))))
 
     def epsilon(self, subject: int, observer: int) -> float | None:
@@ -89,6 +90,7 @@ class PairClasses:
         return [self._known[n, observer] for n in subjects]
 
     def _compute(self, subjects: Sequence[int], observer: int) -> None:
+        # One member stands for its class: every release treats the members alike.
         seen = self.classes[observer].names[0]
         others = {n: self.classes[n].other_than(seen) for n in subjects}
         found = self.run.ledger.passing_view(seen).compositions_of(frozenset(filter(None, others.values())))
@@ -225,6 +227,7 @@ def matrix_page(site: PageServer, request: Request) -> Response:
         names = list(find_named(held, q))
         view = matrix_window(held, request, names[0] if names else None)
         place = ("window", view.row, view.column)
+        # A slow window is announced first, and the script asks for it with `part`; links without a script use `wait`.
         ready = view.quick or bool({"part", "wait"} & request.query_params.keys()) or made.has(place)
         found: dict[str, Any] = {
             "run": id,
@@ -338,6 +341,8 @@ def about_participant(held: PairClasses, name: str) -> dict[str, Any]:
     mine = held.class_of(name)
     if mine is None:
         return {"name": name, "learned": [], "learns": [], "silent": True}
+    # Otherwise show the worst of each kind over all participants, which bounds this one; one neighbour standing for all
+    # would not.
     few = len(held.observers) * len(held.run.ledger) <= WORK
     learned = _sort_pairs(held, [(i, held.epsilon(mine, i)) for i in held.observers]) if few else _by_kind(held)
     learns = zip(held.subjects, held.column(held.subjects, mine), strict=True) if held.classes[mine].observer else ()
@@ -365,6 +370,7 @@ def _sort_pairs(held: PairClasses, found: list[tuple[int, float | None]]) -> lis
         for value, place in there[:LISTED]
     ]
     if there[LISTED:]:
+        # Sorted by epsilon, so the first that is left out bounds the rest.
         rest = f"{format_count(len(there) - LISTED)} more, each at most"
         lines.append({"words": rest, "trusted": False, "epsilon": _epsilon_words(there[LISTED][0])})
     return lines

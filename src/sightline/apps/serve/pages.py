@@ -72,6 +72,7 @@ class PageServer:
     def answer(self, page: Page, request: Request) -> Response:
         """Return what the page answers; an error becomes a page with one line, never a traceback."""
         response = _unless_known(request, self._answer(page, request))
+        # Live pages: the browser keeps a copy but asks every time, and an unchanged page costs a 304.
         response.headers["Cache-Control"] = "private, no-cache"
         return response
 
@@ -85,9 +86,11 @@ class PageServer:
         except SightlineError as error:
             return self._problem_page(request, HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
+            # Unexpected types in one run's records are told as that run's damage, not as a failure of the server.
             if query_value(request, "run"):
                 reason = f"Its records {UNLIKE_A_RUN} ({locate_error(error)}). Other runs are not affected."
                 return self._problem_page(request, HTTPStatus.BAD_REQUEST, reason)
+            # The text of an unexpected error may hold data: the page names no details, the owner's terminal does.
             traceback.print_exc(file=sys.stderr)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             return self._problem_page(request, status, "The page failed; the terminal shows the error.")
@@ -132,6 +135,7 @@ class PageServer:
 def static_file(site: PageServer, request: Request) -> Response:
     """Return a style sheet or script."""
     name = request.path_params["name"]
+    # A fixed list of names: no path of a request ever reaches the file system.
     if name not in STATIC:
         raise NotThere(name)
     return Response(_read_static(name), media_type=STATIC[name])

@@ -184,7 +184,9 @@ def tree_epsilons(numbers: dict[str, float], trusted: bool) -> dict[str, float]:
     """
     alone = Gaussian(numbers["noise"])
     others = int(numbers["devices"]) - 1
+    # An observer in the subnet knows its own noise, so one device's noise does not protect against it.
     summed: Event = alone if trusted or others < 2 else Pooled(others, alone)
+    # A trusted edge receives the updates without noise: against it there is no guarantee.
     own = math.inf if trusted else _event_epsilon(numbers, alone)
     seen = _event_epsilon(numbers, summed)
     return dict(zip(OBSERVERS, (own, seen, seen), strict=True))

@@ -48,6 +48,8 @@ class RunFolder:
 
     def directory(self, id: str) -> Path:
         """Return the folder of a run; raise NotThere if the name leads out of the runs folder, by dots or by links."""
+        # Names come from addresses. Checked as text and again after links are resolved, for every file that a page
+        # reads.
         parts = PurePosixPath(id).parts
         if not id or id.startswith("/") or "\\" in id or "\0" in id or ".." in parts:
             raise NotThere(id)
@@ -57,7 +59,8 @@ class RunFolder:
             there = (directory / DATABASE).is_file()
             if not all(inside) or not (there or (directory / DATABASE).is_dir()):
                 raise NotThere(id)
-        except (OSError, RuntimeError, ValueError):  # name too long, circular links, lone surrogate
+        except (OSError, RuntimeError, ValueError):
+            # Name too long, circular links, or a lone surrogate.
             raise NotThere(id) from None
         if not there:
             invalid("run", id, f"its {DATABASE} is a folder, not a file", "restore it from a copy")
@@ -109,6 +112,7 @@ class Glance:
     def silent(self) -> float | None:
         """Seconds since a running run last wrote; None if it is not silent."""
         quiet = time.time() - self.wrote
+        # A long round writes nothing for a while; only several times its length is suspicious.
         return quiet if self.status == "running" and quiet > max(QUIET, 5 * self.pace) else None
 
     def plain(self) -> dict[str, Any]:
@@ -120,6 +124,7 @@ class Glance:
 def database_signature(directory: Path) -> Signature:
     """Return a value that changes whenever the database does."""
     found = []
+    # In write-ahead mode new rows are only in the log until a checkpoint moves them.
     for name in (DATABASE, f"{DATABASE}-wal"):
         try:
             about = (directory / name).stat()
@@ -143,6 +148,7 @@ class Glances:
             held = self._held.get(id)
         if held is not None and held[0] == now:
             return held[1]
+        # Read outside the lock: a slow disk must not block the other pages. At worst two threads read the same summary.
         glance = glance_at(id, directory)
         with self._lock:
             self._held[id] = (now, glance)
@@ -257,6 +263,7 @@ class LiveRuns:
         with self._lock:
             entry = self._entries.setdefault(directory, _Entry())
             self._entries.move_to_end(directory)
+            # The least recently requested run goes first; a long ledger takes much memory.
             while len(self._entries) > HELD:
                 self._entries.popitem(last=False)
             return entry
@@ -265,14 +272,17 @@ class LiveRuns:
 def _refresh_entry(entry: _Entry, directory: Path) -> None:
     """Read what was added, or everything if the run was started again."""
     with RunRecord.open_to_read(directory) as record:
+        # The remembered head is not in the chain: the run was started again, so read it from the start.
         if not record.store.vouches_for(len(entry.ledger), entry.head):
             entry.ledger, entry.head, entry.rounds = Ledger(), GENESIS, []
+        # The whole journal once. Later rows are checked against the hash before them, so a live run is not read every
+        # second.
         if not entry.rounds:
             record.verify()
         entry.ledger.register(record.participants)
         done = entry.rounds[-1]["round"] if entry.rounds else 0
         facts = record.facts
-        # Rounds before releases, as Run.read does: a release that is made in between must not go uncounted.
+        # Rounds before releases, as in RunView.read: a release that is made in between must not go uncounted.
         entry.rounds = entry.rounds + record.rounds(after=done)
         entry.ledger.append(record.store.read(len(entry.ledger), entry.head))
         entry.head = record.store.hash_of(len(entry.ledger) - 1)

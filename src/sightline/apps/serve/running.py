@@ -59,6 +59,7 @@ def read_timeline(site: PageServer, request: Request) -> dict[str, Any]:
         start = min(_whole_number(query_value(request, "start")), max(0, total - 1))
         if query_value(request, "round"):
             start = pages.first_of(_whole_number(query_value(request, "round")))
+        # One row more than the page shows: it tells whether and where the next page starts.
         rows = pages.matching_rows(q, start, PAGE + 1) if q else pages.rows(start, PAGE + 1)
         return {
             "rows": rows[:PAGE],
@@ -157,6 +158,7 @@ def run_page(site: PageServer, request: Request) -> Response:
     """Return the live report of a run; for a long run that is not in memory yet, first a page that says so."""
     id = query_value(request, "run")
     glance, directory = site.glance(id), site.runs_folder.directory(id)
+    # Answer at once and let the script fetch the report, or the browser shows an empty window for seconds.
     if not {"part", "wait"} & request.query_params.keys() and glance.releases > LONG and not site.live.knows(directory):
         about = {"run": id, "row": run_row(glance), "running": glance.status == "running", "sections": []}
         return site.draw(request, "running.html", glance.name, reading=format_count(glance.releases), **about)
@@ -180,6 +182,7 @@ def download_report(site: PageServer, request: Request) -> Response:
     directory = site.runs_folder.directory(query_value(request, "run"))
     with site.live.held(directory) as (run, _):
         text = render_run(run)
+    # A header must not contain quotes or line breaks: only plain characters of the folder's name remain.
     name = (
         "".join(
             letter for letter in directory.resolve().name if letter.isascii() and (letter.isalnum() or letter in "-_.")
@@ -246,5 +249,6 @@ def compare_chosen(site: PageServer, ids: list[str], together: bool) -> Comparis
 
 def _read_run(site: PageServer, id: str) -> RunView:
     with site.live.held(site.runs_folder.directory(id)) as (run, _):
-        _ = run.spent  # computed while the run is locked
+        # Computed while the run is locked: the ledger may grow as soon as the lock is released.
+        _ = run.spent
         return run

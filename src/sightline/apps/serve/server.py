@@ -85,6 +85,7 @@ class Connection(H11Protocol):
     owner is never broken off.
     """
 
+    # One reader with a few tabs needs far fewer; a browser opens at most six connections per host.
     most_connections = 128
     request_seconds = 10.0
     idle_seconds = 30.0
@@ -101,6 +102,7 @@ class Connection(H11Protocol):
         if len(self.connections) > self.most_connections:
             others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
             waiting = [one for one in others if not one._is_busy()]
+            # Strangers go first: holding connections open without the token must not lock the owner out.
             evicted = min(waiting, key=lambda one: (one._has_owner(), one._waiting_since), default=self)
             self.connections.discard(evicted)
             evicted.transport.abort()
@@ -129,13 +131,15 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what h11 cannot parse, with the headers of every response."""
-        error = sys.exception()  # uvicorn calls this where it catches the error
+        # uvicorn calls this inside its except clause, so the error is still the current one.
+        error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else HTTPStatus.BAD_REQUEST
         status = HTTPStatus(hint)
         refusal = refuse(status, f"{status.phrase}.")
         headers = [*self.server_state.default_headers, *refusal.raw_headers]
         start = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
-        with suppress(h11.LocalProtocolError):  # a response is under way
+        # A response may already be under way; then nothing more can be sent.
+        with suppress(h11.LocalProtocolError):
             for event in (start, h11.Data(data=bytes(refusal.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
@@ -178,6 +182,7 @@ class Server(uvicorn.Server):
             http=Connection,
             loop="asyncio",
             ws="none",
+            # Nothing to start or stop; proxy headers are off because a client could forge its address with them.
             lifespan="off",
             proxy_headers=False,
             server_header=False,
@@ -208,6 +213,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at once, without raising the signal a second time as uvicorn does: the command ends with exit code 0."""
+        # Answers run in daemon threads: there is nothing to wait for.
         self.should_exit = self.force_exit = True
 
 
@@ -215,6 +221,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; an address that cannot be had is one clear line."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        # A restart on the same port must not wait for connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(64)

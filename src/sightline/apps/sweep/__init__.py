@@ -1,4 +1,4 @@
-"""Every combination of some settings, several seeds, side by side."""
+"""Sweeps: every combination of some settings and several seeds, side by side."""
 
 from sightline.apps.sweep.jobs import SweepJob, list_jobs
 from sightline.apps.sweep.sweep import Swept, run_sweep

@@ -1,4 +1,4 @@
-"""From `--over` words to jobs: one experiment and one folder for every combination and seed."""
+"""The jobs of a sweep: one experiment and one folder for every combination of `--over` values and seeds."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ from sightline.engine.record import DATABASE
 from sightline.errors import InvalidInput, invalid
 
 MOST = 10_000
-"""More runs than these are a mistake in the words."""
+"""Limit of runs per sweep; more are taken for a mistake."""
 
 OPEN, CLOSE = "[{(", "]})"
 
@@ -30,15 +30,15 @@ class SweepJob:
 
     @property
     def name(self) -> str:
-        """Its settings on one line."""
+        """Return its settings on one line."""
         return ", ".join(self.words) or "as it is"
 
 
 def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequence[str], out: Path) -> list[SweepJob]:
-    """Every combination of the values in `over`, each with `seeds` seeds from the file's own seed upwards.
+    """Return a job for every combination of the values in `over`, each with `seeds` seeds from the file's seed upwards.
 
-    `given` are words that all jobs share. A combination that the file's rules forbid becomes a job with its mistake;
-    a mistake that all would share is raised.
+    All jobs share the `given` settings. A combination that the file's rules forbid becomes a job with its mistake; a
+    mistake that all jobs share is raised.
     """
     base = read(file, given)
     grid = [split_choices(word) for word in over]
@@ -47,6 +47,7 @@ def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequ
             invalid("--seeds", seeds, "at least one seed")
         if any(word.startswith("seed=") for words in grid for word in words):
             invalid("--seeds", seeds, "--over seed=... is given too", "keep one of the two")
+        # Combinations share their seeds on purpose: differences between rows are then less due to chance.
         grid.append([f"seed={base.seed + number}" for number in range(seeds)])
     count = 1
     for words in grid:
@@ -65,7 +66,7 @@ def _make_job(file: Path, given: Sequence[str], words: tuple[str, ...], out: Pat
 
 
 def split_choices(word: str) -> list[str]:
-    """A word with several values as words with one each; commas inside brackets and quotes belong to a value.
+    """Split a word with several values into words with one each; commas inside brackets and quotes belong to a value.
 
     >>> split_choices("model.hidden=[64],[64,32]")
     ['model.hidden=[64]', 'model.hidden=[64,32]']
@@ -95,7 +96,7 @@ def _split_values(text: str) -> Iterator[str]:
 
 
 def folder_name(words: Sequence[str]) -> str:
-    """A folder's name that says the settings; a digest is added where letters had to be replaced or cut.
+    """Return a folder name that states the settings, with a digest if characters had to be replaced or cut.
 
     >>> folder_name(["algorithm.name=fedavg", "seed=0"]), folder_name([])
     ('algorithm.name=fedavg,seed=0', 'run')
@@ -112,11 +113,12 @@ class JobStatus(StrEnum):
     RESUME = "resume"
     DONE = "done"
     TAKEN = "taken"
-    """Another run, of other settings, lies in its folder."""
+    """Its folder holds a run of other settings."""
 
 
 def job_status(directory: Path, experiment: Experiment) -> JobStatus:
-    """How far the run in a folder is; one that was killed before its first release is started anew."""
+    """Return how far the run in a folder is; one that was killed before its first release starts again."""
+    # The folder itself is the only state of a sweep: there is no list of jobs that could disagree with the runs.
     if not (directory / DATABASE).is_file():
         return JobStatus.START
     with RunRecord.open(directory) as record:

@@ -1,4 +1,4 @@
-"""A sweep: jobs dealt to a pool of processes, each of which may die without taking the others with it."""
+"""A sweep: jobs run by a pool of processes, each of which may die without affecting the others."""
 
 import json
 import os
@@ -26,10 +26,10 @@ PATIENCE = 10
 
 
 class WorkerPool:
-    """Runs tasks with so many workers; every message of theirs is handed on, one at a time.
+    """Runs tasks with `workers` workers and passes on their messages, one at a time.
 
-    Guarantees: every task ends with one message `ended` or `failed`, unless the pool was stopped; runs that were
-    stopped can be resumed.
+    Guarantees: every task ends with one message `ended` or `failed`, unless the pool is stopped; stopped runs can be
+    resumed.
     """
 
     def __init__(self, tasks: Sequence[Task], workers: int, on_message: OnWorkerMessage) -> None:
@@ -42,13 +42,14 @@ class WorkerPool:
         self._threads = [Thread(target=self._work, args=(worker,), daemon=True) for worker in self._workers]
 
     def run(self) -> None:
-        """Until every task has ended; an interrupt stops the workers and is passed on."""
+        """Run until every task has ended; an interrupt stops the workers and is raised again."""
         for thread in self._threads:
             thread.start()
         try:
             for thread in self._threads:
                 while thread.is_alive():
-                    thread.join(timeout=0.5)  # with a limit, so that an interrupt gets through
+                    # A join without a limit would block the interrupt.
+                    thread.join(timeout=0.5)
         finally:
             self._stopping = True
             for worker, thread in zip(self._workers, self._threads, strict=True):
@@ -71,11 +72,12 @@ class WorkerPool:
 class _Worker:
     """One process, started with its first job and again after it died."""
 
+    # Not a pool from the standard library: that is lost as a whole when one process dies.
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def do(self, order: Message) -> Iterator[Message]:
-        """The messages of a job, as they come; a death is told as a failure."""
+        """Yield the messages of a job as they arrive; the death of the process is reported as a failure."""
         process = self._started()
         try:
             print(json.dumps(order), file=process.stdin, flush=True)
@@ -97,15 +99,17 @@ class _Worker:
                 [sys.executable, "-m", "sightline.apps.sweep.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                # Failures come as messages; tracebacks go to a file beside the run.
                 stderr=subprocess.DEVNULL,
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its workers
+                # Ctrl-C reaches the sweep alone, which then stops its workers.
+                start_new_session=True,
             )
         return self._process
 
     def end(self, thread: Thread) -> None:
-        """Close an idle process; interrupt a busy one, and kill it when it does not listen."""
+        """Close an idle process; interrupt a busy one, and kill it if it does not end in time."""
         for patience in range(10 * PATIENCE):
             process = self._process
             if process is not None and process.poll() is None and thread.is_alive() and patience % 10 == 0:
@@ -130,12 +134,12 @@ def _last_words(code: int) -> str:
 
 @dataclass
 class Swept:
-    """What came of the jobs; those in none of the lists were not reached."""
+    """The outcome of the jobs; jobs in none of the lists were not reached."""
 
     done: list[SweepJob] = field(default_factory=list)
     failed: list[tuple[SweepJob, str]] = field(default_factory=list)
     before: int = 0
-    """How many of them were done before this sweep began."""
+    """Number of jobs that were done before this sweep began."""
     interrupted: bool = False
 
 
@@ -145,16 +149,17 @@ OnMessage = Callable[[SweepJob, Message], None]
 def run_sweep(
     jobs: Sequence[SweepJob], *, workers: int | None = None, on_message: OnMessage = lambda job, message: None
 ) -> Swept:
-    """Run what is not yet done, `workers` at a time (default: one per core).
+    """Run the jobs that are not yet done, `workers` at a time (default: one per core).
 
-    Guarantees: nothing starts while another run lies in a job's folder; a job that fails leaves the others alone; after
-    an interrupt the same call goes on where this one stopped.
+    Guarantees: nothing starts if a job's folder holds another run; a failing job does not affect the others; after an
+    interrupt the same call continues where this one stopped.
     """
     if workers is not None and workers < 1:
         invalid("--workers", workers, "at least one process trains")
     swept = Swept(failed=[(job, job.mistake) for job in jobs if job.experiment is None])
     tasks = [(job, job.experiment, job_status(job.directory, job.experiment)) for job in jobs if job.experiment]
     for job, _, how in tasks:
+        # Told before anything starts, not after hours of other jobs.
         if how is JobStatus.TAKEN:
             invalid("--out", job.directory, "holds a run of other settings", "give another --out, or remove it")
 
@@ -178,11 +183,11 @@ def run_sweep(
 
 
 def count_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def done_directories(swept: Swept, jobs: Sequence[SweepJob]) -> list[Path]:
-    """The folders of the jobs that are done, in the order of the jobs."""
+    """Return the folders of the finished jobs, in the order of the jobs."""
     done = {job.directory for job in swept.done}
     return [job.directory for job in jobs if job.directory in done]

@@ -1,7 +1,7 @@
-"""The process behind one worker: `python -m sightline.apps.sweep.worker` reads jobs as JSON lines and runs them.
+"""The worker process of a sweep: `python -m sightline.apps.sweep.worker` reads jobs as JSON lines and runs them.
 
-In: {"experiment": TOML, "directory", "resume"}. Out, one line each: {"round", "metric", "reached"} after a round, then
-{"ended": status} or {"failed": reason}. Whatever else is printed meanwhile goes to stderr.
+Input: {"experiment": TOML, "directory", "resume"}. Output, one line each: {"round", "metric", "reached"} after a round,
+then {"ended": status} or {"failed": reason}. Anything else that is printed goes to stderr.
 """
 
 import json
@@ -20,7 +20,7 @@ from sightline.formatting import metric_words
 
 
 def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
-    """Run every job that comes in; a failure is told and the next job is waited for."""
+    """Run every job from the input; report a failure and wait for the next job."""
 
     def tell(message: Mapping[str, Any]) -> None:
         told.write(json.dumps(message) + "\n")
@@ -41,6 +41,7 @@ def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
             tell({"ended": done.metadata["status"]})
         except SightlineError as error:
             tell({"failed": str(error)})
+        # The sweep is gone: stop here. The run can be resumed.
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -48,7 +49,7 @@ def serve_jobs(jobs: IO[str], told: IO[str]) -> None:
 
 
 def _keep_traceback(directory: Path) -> Path:
-    """Where the traceback of an unexpected failure was written."""
+    """Write the traceback of an unexpected failure and return its path."""
     path = directory.with_name(f"{directory.name}.error.txt")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(traceback.format_exc(), encoding="utf-8")
@@ -57,7 +58,8 @@ def _keep_traceback(directory: Path) -> Path:
 
 if __name__ == "__main__":
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # a model of the user's may print; the line of messages stays ours
+    # A user's model may print: keep stdout for messages only.
+    os.dup2(2, 1)
     try:
         serve_jobs(sys.stdin, messages)
     except (KeyboardInterrupt, BrokenPipeError):

@@ -1,1 +1,1 @@
-"""The same experiments on Flower: its simulation engine, or a SuperLink with SuperNodes. Needs `sightline[flower]`."""
+"""Experiments on Flower: its simulation engine, or a SuperLink with SuperNodes. Needs `sightline[flower]`."""

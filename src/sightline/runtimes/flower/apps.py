@@ -40,25 +40,23 @@ from sightline.runtimes.site.policy import blank_shard
 from sightline.topology import client_name
 
 KEPT = "sightline"
-"""The record of a node's state that holds what simulated clients keep between rounds."""
+"""Record of a node's state that holds the state of simulated clients between rounds."""
 SIMULATED = {"partition-id", "num-partitions"}
 
 
 def answer_message(message: Message, context: Context) -> Message:
-    """Answer one question, while somebody waits for the answer."""
+    """Answer one question within its time to live."""
     answer = answer_request(from_record(message.content), context, seconds=message.metadata.ttl)
     return Message(to_record(answer), reply_to=message)
 
 
 def answer_request(message: WireMessage, context: Context, *, seconds: float | None = None) -> WireMessage:
-    """The answer of the site behind this node: `site-socket` (a process of its own) or `site` (its folder).
-
-    Torch is loaded where it is needed: a node starts a process for every message.
-    """
+    """Return the answer of the site behind this node: `site-socket` (its own process) or `site` (its folder)."""
     config: Mapping[str, Any] = context.node_config
     if "site-socket" in config:
         return process.ask_site(Path(str(config["site-socket"])), message, seconds=seconds)
     if "site" in config:
+        # Import torch only where it is needed: a node starts a process for every message.
         from sightline.runtimes.site.site import Site
 
         return Site(Path(str(config["site"]))).answer(message)
@@ -68,7 +66,7 @@ def answer_request(message: WireMessage, context: Context, *, seconds: float | N
 
 
 def simulated_answer(message: WireMessage, context: Context) -> WireMessage:
-    """A simulated client's answer; what it keeps goes into the node's state."""
+    """Return a simulated client's answer; its state goes into the node's state."""
     from sightline.runtimes.remote import client_executor
     from sightline.runtimes.remote.message import own_tensor
 
@@ -84,20 +82,20 @@ app.train()(answer_message)
 
 
 SIMULATED_TIMEOUT = 3600.0
-"""A simulated node is slow at worst, never gone."""
+"""A simulated node can be slow but is never gone."""
 
 ANSWER_BYTES = 1 << 16
-"""An answer is one vector, and so many bytes of words at most."""
+"""An answer is one vector and at most this many bytes of fields."""
 
 WAITING_SECONDS = 5.0
-"""The output names the sites that are missing at least this often."""
+"""The output names the missing sites at least this often."""
 MOST_NAMES = 5
 
 Say = Callable[[str], None]
 
 
 def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
-    """The app of an experiment file; `finish` is called with the run directory at the end, for its report."""
+    """Return the ServerApp of an experiment file; `finish` gets the run directory at the end, for its report."""
 
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
@@ -112,16 +110,16 @@ def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
 def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, Any], *, say: Say) -> Path:
     """Run an experiment on the nodes of a grid and return its run directory.
 
-    `config`: sites (real sites with data of their own), register (the operator's file that says whose key is whose),
-    timeout (seconds that a round waits), wait (seconds for the sites to connect), out (the run directory), resume,
-    accept-changes (resume although code or packages are not what they were), test (an .npz of test_x and test_y to
-    judge the model on).
+    Keys of `config`: sites (real sites with their own data), register (the operator's file of keys), timeout (seconds
+    that a round waits), wait (seconds for the sites to connect), out (the run directory), resume, accept-changes
+    (resume even if code or packages changed), test (an .npz of test_x and test_y to evaluate the model on).
     """
     out = Path(str(config["out"])) if config.get("out") else None
     resume = bool(config.get("resume", False))
     directory = engine.directory_to_resume(experiment, out) if resume else None
     roll, federation = None, None
     if config.get("sites", False):
+        # Checked before any node is asked: every site has the file with its seed.
         refuse_a_known_seed(experiment)
         register = read_register(str(config.get("register") or ""), experiment.data.clients)
         roll = NodeRegistry(grid, register, say)
@@ -154,7 +152,7 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
 
 
 def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> RemoteClients:
-    """A worker whose clients are played by the nodes of a simulation, however many there are."""
+    """Return an executor whose clients run on the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
     node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
     post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT, simulated=True)
@@ -162,7 +160,7 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
 
 
 def wait_for_sites(roll: NodeOf, clients: int, *, seconds: float, say: Say) -> None:
-    """Return when every site has joined; say which are missing, and raise when `seconds` are over."""
+    """Return when every site has joined; report the missing ones, and raise after `seconds`."""
     begun, told, told_at = time.monotonic(), "", -math.inf
     while missing := sorted(set(range(clients)) - set(roll())):
         waited = time.monotonic() - begun
@@ -181,12 +179,13 @@ def wait_for_sites(roll: NodeOf, clients: int, *, seconds: float, say: Say) -> N
 def gathered_sites(
     experiment: Experiment, roll: NodeRegistry, register: Register, config: Mapping[str, Any]
 ) -> Federation:
-    """Build the federation that the server may know, when all sites have joined: sizes and shapes, no example."""
+    """Build the federation as the server may know it once all sites have joined: sizes and shapes, no examples."""
     clients = experiment.data.clients
     first = roll.facts[0]
     like = Shard(
         np.empty((0, *first["shape"]), np.int64 if first["kind"] == Kind.TEXT else np.float32), np.empty(0, int)
     )
+    # Sizes come from the register, not from the sites: an inflated size would dominate a weighted mean.
     known = tuple(Client(blank_shard(like, register.examples[client]), like) for client in range(clients))
     test = read_test(str(config.get("test") or ""), like)
     notes = ("the sites keep their data; the server knows how many examples each has",)
@@ -196,7 +195,7 @@ def gathered_sites(
 
 
 def read_test(path: str, otherwise: Shard) -> Shard:
-    """The server's own test set, when it has one."""
+    """Return the server's own test set, or `otherwise` if it has none."""
     if not path:
         return otherwise
     arrays = read_arrays(Path(path), ("test_x", "test_y"))
@@ -208,7 +207,7 @@ def read_test(path: str, otherwise: Shard) -> Shard:
 
 
 def run_id(directory: Path) -> str:
-    """The name by which sites know a run; a resumed one has the same."""
+    """Return the id by which sites know a run; a resumed run keeps it."""
     path = directory / RUN_ID
     if not path.exists():
         write_secret(path, secrets.token_hex(16).encode())
@@ -216,7 +215,9 @@ def run_id(directory: Path) -> str:
 
 
 def tell_left_out(log: Path, say: Say, round: int, client: int, why: str) -> None:
-    """Tell the operator why a client was left out; who was asked is a secret where cohorts are, so owner-only."""
+    """Tell the operator why a client was left out."""
+    # Who was asked is secret where sampling is claimed to hide it: owner-only file and the operator's output, no
+    # report.
     line = f"round {round}: {client_name(client)} left out: {why}"
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "a", encoding="utf-8") as file:
@@ -225,7 +226,7 @@ def tell_left_out(log: Path, say: Say, round: int, client: int, why: str) -> Non
 
 
 def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:
-    """One line a round."""
+    """Print one line per round."""
     title, reached = metric_words(row)
     say(f"round {row['round']}/{rounds}  {title} {reached or '-'}  epsilon {_spent_epsilon(row)}")
 

@@ -1,4 +1,4 @@
-"""An experiment as a Flower app that `flwr run` starts as it is, and its data dealt out to the folders of sites."""
+"""Export of an experiment as a Flower app for `flwr run`, and of its data as one folder per site."""
 
 import os
 from collections.abc import Mapping
@@ -45,8 +45,9 @@ REGISTER_HEAD = """# Whose key is whose: paste the line of every node's .pub fil
 
 
 def export_app(experiment: Experiment, directory: Path) -> Path:
-    """Write the app, to which nobody but its owner may write; the folder must be new or empty."""
-    engine.build_experiment(experiment)  # what cannot run is not exported
+    """Write the app, writable by its owner only; raise InvalidInput unless the folder is new or empty."""
+    # Build it first: an experiment that cannot run is not exported.
+    engine.build_experiment(experiment)
     _check_new(directory)
     package = directory / PACKAGE
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -86,10 +87,10 @@ def _project_name(experiment: Experiment) -> str:
 
 
 def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) -> list[Path]:
-    """Deal the experiment's data out: one folder per site with its examples and a policy, and the server's test set.
+    """Write one folder per site with its examples and a policy, and the server's test set; return the folders.
 
-    The server's register has the sizes, and waits for the keys of the sites' nodes. Folders and files are for their
-    owner only.
+    The server's register has the sizes and gets the keys of the sites' nodes later. Folders and files are readable by
+    their owner only.
     """
     federation = engine.build_experiment(experiment).federation
     if federation.target_shape or federation.test.y.dtype.kind == "f":
@@ -124,7 +125,7 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
 
 
 def _save(path: Path, **arrays: Any) -> None:
-    """Write arrays that nobody else may read, from the first byte on."""
+    """Write arrays to a file that is owner-only from the first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         np.savez(file, **arrays)
 

@@ -1,4 +1,4 @@
-"""Flower's nodes: which key speaks for which client, and messages as Flower's records."""
+"""Flower's nodes: which key belongs to which client, and messages as Flower's records."""
 
 import json
 import math
@@ -30,9 +30,9 @@ from sightline.topology import client_name
 LARGEST_REGISTER = 1 << 24
 MOST_EXAMPLES = 10**8
 MOST = {"client": 10**6, "examples": MOST_EXAMPLES, "classes": 10**5, "vocabulary": 10**7}
-"""No site has more of these."""
+"""Upper limits for the facts of a site."""
 MOST_NUMBERS = 10**7
-"""No example has more numbers."""
+"""Upper limit for the numbers in one example."""
 
 
 class RegisteredSite(Section):
@@ -42,26 +42,26 @@ class RegisteredSite(Section):
     key: str
     """The node's public key: the line of its .pub file, as `ssh-keygen -t ecdsa` writes it."""
     examples: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
-    """How many examples the site has, as its owner told the operator; a node that says otherwise is turned away."""
+    """The number of examples, as the owner told the operator; a node that says otherwise is turned away."""
 
 
 class RegisterFile(Section):
-    """The whole file."""
+    """The register file."""
 
     site: list[RegisteredSite]
 
 
 @dataclass(frozen=True)
 class Register:
-    """Whose key belongs to which client, and how many examples each client has."""
+    """The client of each key, and the number of examples of each client."""
 
     client_of: Mapping[bytes, int]
-    """By public key, in PEM as Flower tells it."""
+    """By public key, in PEM as Flower reports it."""
     examples: Mapping[int, int]
 
 
 def read_register(path: str, clients: int) -> Register:
-    """The operator's file; one key per client, one client per key, and nobody missing. Mistakes are one line."""
+    """Return the operator's register; raise InvalidInput unless every client has exactly one key of its own."""
     if not path:
         law = "real sites are known by their keys, and the server's own file says whose key is whose"
         invalid("register", path, law, "give register=FILE in --run-config; docs/deployment.md shows one")
@@ -89,7 +89,7 @@ def read_register(path: str, clients: int) -> Register:
 
 
 def read_key(site: RegisteredSite) -> bytes:
-    """A public key in the form in which Flower tells the keys of nodes."""
+    """Return a public key in the form in which Flower reports the keys of nodes."""
     try:
         key = load_ssh_public_key(site.key.strip().encode())
         return bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
@@ -106,10 +106,10 @@ TRIES = 3
 
 
 class NodeRegistry:
-    """The sites of a federation by their numbers. Nodes may come, go and come back under another id.
+    """The sites of a federation by client number. Nodes may leave and come back under another id.
 
-    Guarantees: a node speaks for the client that the register gives to its key, and for no other, whatever it says of
-    itself; one node per client; its size is the register's. Who has no registered key is not asked anything.
+    Guarantees: a node speaks only for the client that the register gives to its key, whatever it says about itself;
+    there is one node per client; its size is the register's. A node without a registered key is not asked anything.
     """
 
     def __init__(self, grid: Grid, register: Register, tell: Callable[[str], None]) -> None:
@@ -119,7 +119,9 @@ class NodeRegistry:
         self.facts: dict[int, Mapping[str, Any]] = {}
 
     def __call__(self) -> Mapping[int, int]:
-        """The node of every client that is connected now."""
+        """Return the node of every client that is connected now."""
+        # Flower reports the key that authenticated each node. The hello is compared with the register and decides
+        # nothing.
         here = {
             int(node.node_id): self._register.client_of.get(bytes(node.public_key)) for node in self._grid.get_nodes()
         }
@@ -131,6 +133,7 @@ class NodeRegistry:
             if client is not None and self._tries.get(node, 0) < TRIES:
                 new[node] = (node, WireMessage({"call": HELLO}))
                 self._tell(f"node {node}: connected with the key of {client_name(client)}, asked for its hello")
+        # A node may still be starting: it is asked up to TRIES times before it is left alone.
         answers = exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS, largest=HELLO_BYTES)
         for node, answer in answers.items():
             self._tries[node] = self._tries.get(node, 0) + 1
@@ -158,6 +161,7 @@ class NodeRegistry:
     def _why_not_registered(self, client: int, facts: Mapping[str, Any]) -> str:
         if facts["client"] != client:
             return f"says that it is {client_name(int(facts['client']))}, and its key is {client_name(client)}'s"
+        # A claimed size is never believed: it would be a weight in the mean, and memory to allocate.
         known = self._register.examples[client]
         return "" if facts["examples"] == known else f"says {facts['examples']} examples, and the register says {known}"
 
@@ -186,7 +190,7 @@ WORDS, ARRAYS = "words", "arrays"
 
 
 def to_record(letter: WireMessage) -> RecordDict:
-    """Words as one JSON text, arrays as they are."""
+    """Return the message as a record: fields as one JSON text, arrays as they are."""
     arrays = {name: Array(np.asarray(array, order="C")) for name, array in letter.arrays.items()}
     return RecordDict(
         {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
@@ -194,12 +198,12 @@ def to_record(letter: WireMessage) -> RecordDict:
 
 
 def from_record(record: RecordDict, *, most_words: int = LARGEST_WORDS) -> WireMessage:
-    """Return the message in a record, with at most `most_words` characters of words.
+    """Return the message in a record, with at most `most_words` characters of fields.
 
-    Guarantees: any other record raises InvalidInput and nothing else. Flower's own reader is not used: it opens
-    archives too, and NumPy's raises more than it documents.
+    Guarantees: any other record raises InvalidInput and nothing else.
     """
     try:
+        # Flower's own reader is not used: it also opens archives, and NumPy's raises more than it documents.
         words = read_words(record.config_records[WORDS]["json"], most=most_words)
         return WireMessage(words, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
     except Exception as error:
@@ -221,13 +225,13 @@ LARGEST_ANSWER = 1 << 31
 
 Answers = dict[int, WireMessage | str]
 NodeOf = Callable[[], Mapping[int, int]]
-"""The node of every client that can be asked now."""
+"""Returns the node of every client that can be asked now."""
 
 
 class GridTransport:
-    """Takes letters to the nodes of a grid and waits `timeout` seconds for their answers, never longer.
+    """Carries messages to the nodes of a grid and waits at most `timeout` seconds for their answers.
 
-    An answer that comes later is an answer to a message that nobody waits for any more: it is never looked at.
+    A late answer is never read.
     """
 
     def __init__(
@@ -237,7 +241,7 @@ class GridTransport:
         self._simulated = simulated
 
     def ask(self, letters: Mapping[int, WireMessage], group: str) -> Answers:
-        """Every client's answer, or why there is none."""
+        """Return every client's answer, or why there is none."""
         node_of = self._node_of()
         away: Answers = {client: "its node is not connected" for client in letters if client not in node_of}
         return away | exchange_messages(
@@ -250,7 +254,7 @@ class GridTransport:
         )
 
     def close(self) -> None:
-        """The grid is Flower's to close."""
+        """Do nothing: Flower closes the grid."""
 
 
 def exchange_messages(
@@ -262,10 +266,9 @@ def exchange_messages(
     largest: int = LARGEST_ANSWER,
     simulated: bool = False,
 ) -> Answers:
-    """Return by key the answer of the node that its letter was for, of at most `largest` bytes, or why there is none.
+    """Return by key the answer of the node that was asked, of at most `largest` bytes, or why there is none.
 
-    Guarantees: what one node sends does not keep another's answer away. Flower unpacks all replies of one request or
-    none, so every reply is a request of its own, unless the nodes are `simulated`.
+    Guarantees: what one node sends does not block the answer of another.
     """
     found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
@@ -281,7 +284,10 @@ def exchange_messages(
     end, pause = time.monotonic() + timeout, POLL_SECONDS
     over = False
     while waiting and not over:
-        over = time.monotonic() >= end  # a last look: what has come in time counts, however slow this machine is
+        # One last look: what arrived in time counts, however slow this machine is.
+        over = time.monotonic() >= end
+        # Flower unpacks all replies of a request or none, so a malformed reply would hide the others: pull one at a
+        # time.
         for ids in [list(waiting)] if simulated else [[id] for id in waiting]:
             replies = _pull_replies(grid, ids)
             if replies is None:
@@ -289,6 +295,7 @@ def exchange_messages(
                 continue
             for reply in replies:
                 id = reply.metadata.reply_to_message_id
+                # The reply must come from the node that was asked: another node may know the message id.
                 if id in ids and id in waiting and reply.metadata.src_node_id == letters[waiting[id]][0]:
                     found[waiting.pop(id)] = _read_reply(reply, largest)
         if waiting and not over:
@@ -298,7 +305,7 @@ def exchange_messages(
 
 
 def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
-    """The nodes of a grid, in the order of their ids, as soon as there are `count` of them."""
+    """Return the nodes of a grid in the order of their ids as soon as there are `count`; raise after `timeout`."""
     end = time.monotonic() + timeout
     while len(nodes := sorted(grid.get_node_ids())) < count:
         if time.monotonic() > end:
@@ -308,13 +315,14 @@ def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:
 
 
 def _pull_replies(grid: Grid, ids: list[str]) -> list[Message] | None:
-    """Return the replies to messages, or None when Flower cannot unpack them; raises when the SuperLink is gone."""
+    """Return the replies to messages, or None if Flower cannot unpack them; raise if the SuperLink is gone."""
     try:
         replies = list(grid.pull_messages(ids))
         _ = [(reply.metadata.reply_to_message_id, reply.metadata.src_node_id) for reply in replies]
         return replies
     except Exception as error:
         log(WARNING, "a reply cannot be unpacked (%s)", type(error).__name__)
+        # Raises if the SuperLink is gone, so that a lost connection is not taken for a malformed reply.
         list(grid.get_nodes())
         return None
 
@@ -333,7 +341,7 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
 
 
 def _count_bytes(record: RecordDict) -> int:
-    """What would be unpacked: arrays and words, wherever they are."""
+    """Return the bytes that would be unpacked: arrays and fields, wherever they are."""
     arrays = sum(len(array.data) for part in record.array_records.values() for array in part.values())
     words = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
     return arrays + words

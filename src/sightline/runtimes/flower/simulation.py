@@ -17,7 +17,7 @@ def simulate_nodes(
 ) -> None:
     """Run the loop with every client as a node of Flower's simulation engine, `workers` of them at a time.
 
-    Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here as it was.
+    Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here unchanged.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -38,6 +38,7 @@ def simulate_nodes(
         try:
             loop(worker)
         except BaseException as error:
+            # Keep the error and raise it after the simulation, so that the caller gets ours and not Flower's.
             outcome.append(error)
 
     server_app = ServerApp()
@@ -56,7 +57,7 @@ def simulate_nodes(
 
 
 def check_installed() -> None:
-    """Say how to get Flower where it is missing."""
+    """Raise InvalidInput with the install command if Flower or Ray is missing."""
     from importlib.util import find_spec
 
     missing = [name for name in ("flwr", "ray") if find_spec(name) is None]

@@ -1,4 +1,4 @@
-"""Privacy of whole clients inside a Flower app that somebody has: their strategy, our clipping, noise and ledger."""
+"""Client-level privacy for existing Flower apps: their strategy with Sightline's clipping, noise and ledger."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,18 +29,16 @@ ROUNDS = StepKind("clients", Unit.CLIENT, "server", "noisy mean of clipped updat
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round whose replies are awaited: the model that was sent, to whom, and the public denominator."""
+    """A round that waits for replies: the model that was sent, to whom, and the public denominator."""
 
     arrays: Mapping[str, NDArray[Any]]
     nodes: frozenset[int]
     expected: float
 
     def updates(self, replies: Iterable[Message]) -> Iterator[Tensor]:
-        """What every node that was asked changed, as one vector; the first reply of each, and only well-formed ones.
-
-        They come in the order of the nodes, so that their sum does not depend on who answered first.
-        """
+        """Yield the update of every node that was asked, as one vector: first and well-formed replies only."""
         waiting = set(self.nodes)
+        # In the order of the nodes, so that the sum does not depend on who answered first.
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node in waiting and not reply.has_error():
@@ -50,26 +48,27 @@ class OpenRound:
                     yield update
 
     def _read_update(self, reply: Message) -> Tensor | None:
-        """The update in a reply, or None for whatever is no model of this shape: a client can only leave itself out."""
+        """Return the update in a reply, or None if it is not a model of this shape."""
         try:
             (record,) = reply.content.array_records.values()
             parts = [record[name].numpy().astype(np.float64) - array for name, array in self._noised()]
             fits = all(part.shape == array.shape for part, (_, array) in zip(parts, self._noised(), strict=True))
             return torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts])) if fits else None
+        # A malformed reply counts as absent: a client can only exclude itself, never stop the round for others.
         except Exception:
             return None
 
     def _noised(self) -> list[tuple[str, NDArray[Any]]]:
-        """The arrays of real numbers; counters and the like stay as the server has them."""
+        """Return the arrays of real numbers; counters and the like stay as the server has them."""
         return [(name, array) for name, array in self.arrays.items() if array.dtype.kind == "f"]
 
     @property
     def dimension(self) -> int:
-        """How many numbers an update has."""
+        """Return the length of an update."""
         return sum(array.size for _, array in self._noised())
 
     def moved_by(self, step: Tensor) -> ArrayRecord:
-        """The model after a step, under its own names."""
+        """Return the model after a step, under its own names."""
         moved, start, flat = dict(self.arrays), 0, step.numpy()
         for name, array in self._noised():
             moved[name] = (array + flat[start : start + array.size].reshape(array.shape)).astype(array.dtype)
@@ -80,19 +79,20 @@ class OpenRound:
 class PrivateStrategy(Strategy):  # type: ignore[misc]
     r"""A Flower strategy made private: each round releases W + (sum_i clip(W_i - W, C) + N(0, (z C)^2)) / m.
 
-    W is the model that was sent, W_i what client i returns, whatever it says of its number of examples. The wrapped
-    strategy says what is sent, and is given the noisy mean as if it were the one reply of the round: server optimisers
-    go on from there. m is the expected cohort.
+    W is the model that was sent and W_i what client i returns; its claimed number of examples is ignored. The wrapped
+    strategy decides what is sent, and receives the noisy mean as if it were the only reply of the round, so server
+    optimisers work as usual. m is the expected cohort.
 
-    With `rate` every client that the strategy asks is kept with that probability, by a draw of ours, and amplification
-    is claimed. Without it the strategy's own cohort is used, and none is claimed. Give `epsilon` with `rounds`, or
-    `noise_multiplier`. When the budget is used up the remaining rounds change nothing. Noise and cohorts come from the
-    operating system; `seed` is for simulations and raises a `UserWarning`: noise from a seed protects nobody.
+    With `rate`, every client that the strategy asks is kept with that probability, by an independent draw, and
+    amplification is claimed. Without it the strategy's own cohort is used and no amplification is claimed. Give
+    `epsilon` with `rounds`, or `noise_multiplier`. Once the budget is used up, the remaining rounds change nothing.
+    Noise and cohorts come from the operating system; `seed` is for simulations and raises a `UserWarning`: noise from a
+    known seed gives no protection.
 
-    Guarantees: what the app learns from `start` is (epsilon, delta)-private for each client, a client being a node;
-    a round is in the ledger before its noise is drawn; replies of others, second replies and broken ones count as zero;
-    metrics that clients report are dropped, and evaluation at clients is refused, for they are private values too. The
-    server itself sees every reply: against it epsilon is infinite, and the ledger says so.
+    Guarantees: what the app learns from `start` is (epsilon, delta)-private for each client, a client being a node; a
+    round is in the ledger before its noise is drawn; replies of other nodes, second replies and malformed ones count as
+    zero; metrics that clients report are dropped and evaluation at clients is refused, since these are private values
+    too. The server itself sees every reply: against it epsilon is infinite, and the ledger says so.
     """
 
     def __init__(
@@ -128,16 +128,16 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
 
     @property
     def ledger(self) -> Ledger:
-        """Every round so far: `ledger.epsilon("clients", "public", delta)`."""
+        """Return the ledger of every round so far: `ledger.epsilon("clients", "public", delta)`."""
         return self.steps.ledger
 
     @property
     def noise_multiplier(self) -> float:
-        """z: the noise on the sum has standard deviation z C."""
+        """Return z: the noise on the sum has standard deviation z C."""
         return noise_of(self.steps.event)
 
     def epsilon(self, *, delta: float | None = None) -> float:
-        """What the rounds so far cost each client, against everybody but the server."""
+        """Return what the rounds so far cost each client, against everyone but the server."""
         return self.steps.epsilon(delta=delta)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages, those of the cohort; none once the budget is used up."""
+        """Return the strategy's messages to the drawn cohort, or none once the budget is used up."""
         self._open = None
         if not self.steps.fits_another():
             log(WARNING, "privacy budget used up: round %s does not take place", server_round)
@@ -165,11 +165,11 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         return [message for message in asked if message.metadata.dst_node_id in kept]
 
     def _draw_cohort(self, nodes: list[int], model: Mapping[str, NDArray[Any]]) -> set[int]:
-        """Every node that was asked, by itself with the probability `rate`; all of them without one.
+        """Keep every node that was asked independently with probability `rate`; keep all without one.
 
-        How the strategy chose whom to ask is not claimed to hide anybody, and knows public values only. The draw is
-        keyed by model, settings and number of nodes, so that servers with one seed share none.
+        The strategy's own choice of nodes is not claimed to hide anyone, and it uses public values only.
         """
+        # Keyed by the model, the settings and the number of nodes: two servers with one seed share no draw.
         named = repr((self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, len(nodes))).encode()
         weights = (digest_of(torch.from_numpy(np.array(array))) for array in model.values())
         rng = self.streams.keyed_by(named, *weights).rng(Purpose.COHORT, round=self.steps.steps + 1)
@@ -179,16 +179,18 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clip, sum, noise, and let the strategy go on from the noisy mean; a round without replies is noise."""
+        """Clip, sum and noise the updates, and give the noisy mean to the strategy; no replies means noise only."""
         round, self._open = self._open, None
         if round is None:
             return None, None
+        # Charge first: the round is in the ledger before its noise is drawn.
         time = self.steps.charge()
         total = FloatSum(round.dimension)
         for update in round.updates(replies):
             total.add(update, clip_norm=self.clip_norm)
         scale = repr((self.noise_multiplier, self.clip_norm)).encode()
-        own_noise = self.streams.keyed_by(scale, digest_of(total.total))  # never added to another sum
+        # Keyed by the sum itself, so that the same noise is never added to another sum.
+        own_noise = self.streams.keyed_by(scale, digest_of(total.total))
         noisy = total.noisy_sum(
             clip_norm=self.clip_norm,
             noise_multiplier=self.noise_multiplier,
@@ -201,7 +203,7 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         return arrays, metrics
 
     def _as_reply(self, arrays: ArrayRecord) -> Message:
-        """The noisy mean as the one reply of a round."""
+        """Return the noisy mean as the only reply of a round."""
         weight = MetricRecord({getattr(self.strategy, "weighted_by_key", "num-examples"): 1.0})
         content = RecordDict({getattr(self.strategy, "arrayrecord_key", "arrays"): arrays, "metrics": weight})
         return Message(content, 0, MessageType.TRAIN)
@@ -209,15 +211,15 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody: see `fraction_evaluate` above."""
+        """Return no messages: evaluation at clients would publish private values without noise."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing."""
+        """Return None."""
         return None
 
     def summary(self) -> None:
-        """What is promised, then what the strategy says of itself."""
+        """Log the privacy settings, then the summary of the wrapped strategy."""
         sampled = "the strategy's own cohorts" if self.rate is None else f"Poisson cohorts of rate {self.rate:g}"
         limit = "no limit" if self.steps.budget is None else f"epsilon <= {self.steps.budget:g}"
         log(INFO, "\t├──> Privacy of each client: %s at delta=%g", limit, self.steps.delta)

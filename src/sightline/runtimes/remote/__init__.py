@@ -1,1 +1,1 @@
-"""Clients that are elsewhere: what travels, what is asked, how answers are checked, the client's side of a round."""
+"""Remote clients: wire messages, questions, checks of the answers, and the client's side of a round."""

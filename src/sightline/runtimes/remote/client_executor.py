@@ -1,4 +1,4 @@
-"""A client's side of a round: its own part of the mechanism, with its own data."""
+"""A client's side of a round: its own part of the mechanism, computed on its own data."""
 
 import json
 import tomllib
@@ -39,20 +39,20 @@ from sightline.training.measure_paths import local_work, missing_paths
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a client computed: the vector that it may send, and the one that it keeps."""
+    """The output of a client: the vector that it may send, and the state that it keeps."""
 
     value: Tensor
     rejected: bool
     kept: Tensor | None
     noised: bool = True
-    """Whether what it keeps was made from noised values only."""
+    """Whether the state was made from noised values only."""
 
 
 class ClientSide:
-    """Answers for clients whose data are in `setting`, by the same code as the simulator.
+    """Client side for the data in `setting`, by the same code as the simulator.
 
-    Guarantees: the value of `leaving` is the one that the mechanism lets go of, with the client's own noise where the
-    mechanism noises at clients; the same streams give the same bits as in the simulator.
+    Guarantees: the value of `leaving` is what the mechanism releases, with the client's own noise where the mechanism
+    noises at clients; the same streams give the same bits as in the simulator.
     """
 
     def __init__(self, setting: BuiltExperiment, public: Streams, secret: Streams) -> None:
@@ -61,11 +61,11 @@ class ClientSide:
         self._mechanism_with = lru_cache(maxsize=8)(self._with_noise)
 
     def with_setting(self, setting: BuiltExperiment) -> "ClientSide":
-        """The same streams over other data."""
+        """Return a client side with the same streams over other data."""
         return ClientSide(setting, self._public, self._secret)
 
     def mechanism(self, noise: float | None, context: ReleaseContext) -> Mechanism:
-        """The experiment's mechanism with the noise that this client needs, as it is below the channel that asks."""
+        """Return the experiment's mechanism with this client's noise, resolved for the channel that asks."""
         found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
         return found.at(context)
 
@@ -73,7 +73,7 @@ class ClientSide:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
 
     def updates_for(self, task: Task, old: Tensor | None, *, noised: bool = True) -> Updates:
-        """What the client would send, not yet computed; `noised`: what it kept was made from noised values only."""
+        """Return the client's update, not yet computed; `noised`: its state was made from noised values only."""
         recall = None
         if task.memory is not None:
             state = ClientState({} if old is None else {task.client: old}, noised=old is None or noised)
@@ -83,7 +83,8 @@ class ClientSide:
         return Updates(Cohort((task.client,)), starts, self._simulator, task.at, task.local_task, recall, splitter)
 
     def release_context(self, task: Task, *, next_id: int = 0) -> ReleaseContext:
-        """The round as this client sees it: a channel of one member, and its own noise."""
+        """Return the round as this client sees it: a channel of one member, and its own noise."""
+        # A choice and a noisy update draw from different streams: noise is never shared between two values.
         purpose = Purpose.SELECTION if task.call == CHOOSE else Purpose.NOISE
         return ReleaseContext(
             time=task.at.round,
@@ -100,7 +101,7 @@ class ClientSide:
         )
 
     def compute_task(self, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Result:
-        """Do what the task asks."""
+        """Return the result of a task."""
         if task.call == CHOOSE:
             choice = read_choice(task).draw_choices(self._simulator, context)[task.client]
             value, rejected = torch.tensor([float(choice)]), False
@@ -127,30 +128,32 @@ class ClientSide:
         return work.minimise(cohort, task.start, task=task.local_task, linear=linear, gradient_tolerance=tolerance)
 
     def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
-        """The client's own plan, with the numbers that the task asks for."""
+        """Return the client's own plan with the numbers that the task asks for."""
         own = mechanism.steps_of(task.client) or PrivateSteps(1.0, 1.0, 1.0, 1, 1.0)
         asked = replace(own, **(task.plan or {}))
+        # Correlated noise is charged for the planned batches and steps; any other number would not be covered.
         if own.strategy is not None and (asked.groups, asked.steps, asked.rate) != (own.groups, own.steps, own.rate):
             invalid("plan", asked.steps, "streams of noise are charged for the batches and steps of the experiment")
         return asked
 
 
 def read_choice(task: Task) -> ModelChoice:
-    """The choice that a task asks for."""
+    """Return the choice that a task asks for."""
     models = task.start[None] if task.candidates is None else task.candidates
     return ModelChoice(Cohort((task.client,)), tuple(Public(model) for model in models), float(task.epsilon or 0.0))
 
 
 def single_output(left: Iterator[ClientOutput]) -> ClientOutput:
-    """The single member's own; the generator is run to its end, so that all that belongs to it has happened."""
+    """Return the only member's output."""
+    # Unpacking runs the generator to its end, so that its clean-up and state updates happen.
     (found,) = left
     return found
 
 
 def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
-    """Do what a question asks, as the client that it names; `kept` is what that client remembers.
+    """Answer a question as the client that it names; `kept` holds that client's state and is updated.
 
-    Guarantees: the same bits as the simulator, wherever the process is. Mistakes come back as words.
+    Guarantees: the same bits as the simulator, in any process. Mistakes come back as a refusal.
     """
     try:
         client = int(message.words["client"])
@@ -176,7 +179,7 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
 
 @lru_cache(maxsize=2)
 def load_client_side(experiment: str, data: str | None, folder: str | None, paths: str = "{}") -> ClientSide:
-    """The client side of an experiment, with the paths of its run: data are read once in every process."""
+    """Return the client side of an experiment with the paths of its run; every process reads the data once."""
     setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
     setting = replace(setting, paths=read_paths(json.loads(paths)))
     if missing := missing_paths(setting.model, local_work(setting.experiment), setting.paths):

@@ -1,4 +1,4 @@
-"""Clients that are elsewhere: they are asked, their answers are checked, and who fails is left out."""
+"""Client executor for remote clients: asks them, checks their answers, and leaves out those that fail."""
 
 import json
 import math
@@ -47,20 +47,20 @@ from sightline.training import LocalTask
 from sightline.training.local_work import BY_RULE
 
 LARGEST_NORM = 1e6
-"""A vector of a larger norm is no model update, whatever the mechanism."""
+"""A vector of larger norm is not a model update, whatever the mechanism."""
 NUMBERS = (np.dtype(np.float32), np.dtype(np.float64))
-"""How numbers may be written: as this machine writes them."""
+"""Accepted number formats, in this machine's byte order."""
 
 
 @dataclass(frozen=True)
 class ExpectedAnswer:
-    """A vector of so many numbers, of at most this norm."""
+    """The expected form of an answer: a vector of `numbers` numbers and at most this norm."""
 
     numbers: int
     largest: float = LARGEST_NORM
 
     def wrong_with(self, answer: WireMessage, *, simulated: bool) -> str:
-        """Why an answer cannot be used; nothing when it can. Simulated clients are believed what they compute."""
+        """Return why an answer cannot be used, or ""; the values of simulated clients are not limited."""
         if "refused" in answer.words:
             return f"refused: {answer.words['refused']}"
         value = answer.arrays.get("value")
@@ -76,10 +76,10 @@ class ExpectedAnswer:
 
 
 def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
-    """Why an answer does not belong to a question; nothing when it does, or when it is a refusal.
+    """Return why an answer does not belong to a question, or ""; a refusal always belongs.
 
-    The number of a question is known to nobody but who was asked: an answer to an earlier round, to somebody else, or
-    made up by another does not have it.
+    Only the client that was asked knows the random number of a question: an answer to an earlier round, to another
+    client, or from a node that was not asked does not have it.
     """
     given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, message.words))
     if given == asked or "refused" in answer.words:
@@ -92,37 +92,37 @@ def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
 
 
 def expected_of(setting: BuiltExperiment, mechanism: Mechanism, context: ReleaseContext) -> ExpectedAnswer:
-    """What a member's part of the mechanism can be: as large as the mechanism says, or as any update."""
+    """Return the expected form of a member's part of the mechanism, bounded by the mechanism if it has a bound."""
     dimension = setting.model.parameters
     largest = mechanism.largest_output(context, dimension=dimension, splitter=setting.splitter)
     return ExpectedAnswer(dimension) if largest is None else ExpectedAnswer(dimension, largest)
 
 
 ROWS_BYTES = 1 << 27
-"""How much memory the answers of one turn may take."""
+"""Upper limit for the memory that the answers of one turn take."""
 LONGEST_REASON = 400
 PATIENCE = 3
-"""So many rounds may pass in which everybody was asked in vain."""
+"""Number of consecutive requests without any usable answer after which the run stops."""
 
 
 class NobodyAnswers(SightlineError):
-    """Rounds go by and nobody takes part: better stop than spend privacy on nothing."""
+    """Raised when no client answers for several requests: stopping is better than spending privacy on nothing."""
 
 
 class Transport(Protocol):
-    """Takes questions to nodes and brings back answers."""
+    """Carries questions to nodes and returns their answers."""
 
     def ask(self, messages: Mapping[int, WireMessage], group: str) -> Mapping[int, WireMessage | str]:
-        """Client -> its answer, or in a few words why there is none. Waits no longer than it was told to."""
+        """Return client -> its answer, or a short reason why there is none, within the configured time."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 def refuse_a_known_seed(experiment: Experiment) -> None:
-    """Real sites have the experiment with its seed: what the server draws from it hides nothing from them.
+    """Raise Refused if the server's noise would come from the seed: real sites have the experiment with its seed.
 
-    Where every member adds its own noise, the server draws nothing that a guarantee rests on.
+    If every member adds its own noise, the server draws nothing that a guarantee rests on.
     """
     privacy = experiment.privacy
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
@@ -131,11 +131,11 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
 
 
 OpenTransport = Callable[[BuiltExperiment, Path], Transport]
-"""(setting, run directory) -> what takes questions to simulated clients, wherever they are."""
+"""(setting, run directory) -> the transport to simulated clients."""
 
 
 def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None:
-    """Somebody else's transport, by its name; None where the runtime is built in."""
+    """Return a plugin transport by its name, or None for a built-in runtime."""
     plugin = locate_plugin(TRANSPORT, name, built_in)
     if plugin is None:
         return None
@@ -146,7 +146,7 @@ def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None
 
 
 def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":
-    """A worker whose clients are played elsewhere, by `client_executor.answer_simulated`: the simulator's bits."""
+    """Return an executor whose clients run elsewhere by `client_executor.answer_simulated`, with equal bits."""
     words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
     if setting.paths != BY_RULE:
         words["paths"] = json.dumps(setting.paths.describe())
@@ -154,13 +154,13 @@ def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport
 
 
 class RemoteClients:
-    """A worker whose clients are behind a `Post`.
+    """Client executor whose clients are reached through a `Transport`.
 
-    Guarantees: answers are used in the order of the cohort, whatever order they came in; an answer of the wrong shape,
-    not finite or too large to be one, to another question or of another client, is left out, and `tell` says why. Where
-    clients are only `simulated`, nothing of that may happen, so it stops the run; and what they keep comes back too,
-    for the checkpoint. What real clients say that they keep is not looked at; and they are told which call of the
-    approved experiment is meant and its public vectors, nothing else.
+    Guarantees: answers are used in the order of the cohort, whatever order they arrive in. An answer that has the wrong
+    shape, is not finite or is too large, or that belongs to another question or client, is left out, and `tell` is
+    given the reason. With `simulated` clients any such answer stops the run, and the clients' states come back for the
+    checkpoint. Real clients are told only which call of the approved experiment is meant and its public vectors; what
+    they claim to keep is ignored.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class RemoteClients:
         simulated: bool,
         tell: Callable[[int, int, str], None] | None = None,
     ) -> None:
-        torch.set_num_threads(1)  # as the simulator does: the server's own sums have its bits too
+        # As in the simulator: the server's own sums must have the same bits.
+        torch.set_num_threads(1)
         mkl.warn_unless_reproducible()
         self.dimension = setting.model.parameters
         self.sizes = setting.federation.sizes.tolist()
@@ -187,20 +188,20 @@ class RemoteClients:
 
     @property
     def nodes(self) -> "RemoteClients":
-        """The members do their part of a mechanism themselves."""
+        """Return self: the members do their part of a mechanism themselves."""
         return self
 
     @property
     def steadfast(self) -> bool:
-        """In a simulation everybody answers, or the run stops."""
+        """Return whether every client answers or the run stops, as in a simulation."""
         return self._simulated
 
     def close(self) -> None:
-        """Let go of the nodes."""
+        """Close the transport."""
         self._post.close()
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """What the members let go of."""
+        """Yield the outputs of the members' own part of the mechanism."""
         how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), context.channel)
         ask = Request(LEAVING, *how, line=context.line)
         mechanism, members = self._setting.mechanism.at(context), updates.cohort.members
@@ -210,7 +211,7 @@ class RemoteClients:
             yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Which model each member chose by itself."""
+        """Return the model that each member chose by itself."""
         models = torch.stack([model.value for model in ballot.candidates])
         at = CallId(context.time, context.use)
         ask = Request(CHOOSE, models[0], at, channel=context.channel, candidates=models, epsilon=ballot.epsilon)
@@ -227,7 +228,7 @@ class RemoteClients:
         recall: StateAccess | None = None,
         splitter: Splitter | None = None,
     ) -> Iterator[Block]:
-        """End vectors, sent without noise; parts of models are drawn by the nodes themselves."""
+        """Yield end vectors sent without noise; parts of models are drawn by the nodes themselves."""
         yield from self._result_blocks(cohort, Request("train", starts, at, task, _state_words(recall)), recall)
 
     def dp_sgd(
@@ -240,7 +241,7 @@ class RemoteClients:
         task: LocalTask,
         recall: StateAccess | None = None,
     ) -> Iterator[Block]:
-        """End vectors of private steps by the server's plans: to a site that is a hand-over like any other."""
+        """Yield end vectors of private steps under the server's plans; a site treats them as values without noise."""
         yield from self._result_blocks(
             cohort, Request("dp_sgd", starts, at, task, _state_words(recall), plans=plans), recall
         )
@@ -248,7 +249,7 @@ class RemoteClients:
     def gradient_sums(
         self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
     ) -> Iterator[Block]:
-        """Sums of clipped gradients, sent without noise."""
+        """Yield sums of clipped gradients, sent without noise."""
         yield from self._result_blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
 
     def minimise(
@@ -260,13 +261,13 @@ class RemoteClients:
         linear: Mapping[int, NDArray[np.float64]],
         gradient_tolerance: float,
     ) -> Iterator[Block]:
-        """Exact minimisers, sent without noise."""
+        """Yield exact minimisers, sent without noise."""
         at = CallId(0, 0)
         ask = Request("minimise", starts, at, task, linear=linear, gradient_tolerance=gradient_tolerance)
         yield from self._result_blocks(cohort, ask, None)
 
     def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Refused: counts that are handed over are not private; nodes choose by themselves."""
+        """Raise Refused: counts of right answers must not leave a node; the nodes choose by themselves."""
         refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
 
     def _result_blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
@@ -281,7 +282,7 @@ class RemoteClients:
         expected: ExpectedAnswer,
         noise: Mapping[int, float] | None = None,
     ) -> Iterator[tuple[int, WireMessage]]:
-        """The usable answers, in the order of the cohort."""
+        """Yield the usable answers in the order of the cohort."""
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
             places = range(first, min(first + turn, len(cohort)))
@@ -292,6 +293,7 @@ class RemoteClients:
                 answer = found.get(client, "no answer")
                 why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, message)
                 if why or isinstance(answer, str):
+                    # The release was claimed for everybody before anyone was asked, so the ledger stays an upper bound.
                     self._left_out(ask.at.round, client, why)
                     continue
                 answered += 1
@@ -306,6 +308,7 @@ class RemoteClients:
         self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: Mapping[int, float] | None
     ) -> WireMessage:
         if not self._sends_tasks:
+            # A real site is sent no settings: it has its own approved copy, and would not believe others.
             words = {"digest": self._digest, "run": self._words.get("run", ""), QUESTION: secrets.token_hex(16)}
             return ask.site_message_for(place, client, common=words)
         common = self._common | {"noise": (self._setting.multipliers if noise is None else noise).get(client)}
@@ -313,7 +316,8 @@ class RemoteClients:
         return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
 
     def _restore_state(self, client: int, recall: StateAccess | None) -> Tensor | None:
-        """What a simulated client kept in a run that is resumed; afterwards its node remembers by itself."""
+        """Return a simulated client's state when a run is resumed; after that its node remembers it."""
+        # Real clients keep their state at home; only simulated ones get it from the checkpoint.
         if not self._simulated or recall is None or (client, recall.memory.name) in self._known:
             return None
         self._known.add((client, recall.memory.name))

@@ -1,4 +1,4 @@
-"""What travels between a server and a node: words and arrays, the questions in them, and how a node reads them."""
+"""Wire messages between a server and a node: text fields and arrays, and the questions encoded in them."""
 
 import dataclasses
 import hashlib
@@ -23,15 +23,16 @@ from sightline.topology import Channel
 from sightline.training import LocalTask
 from sightline.training.local_work import AS_PLANNED, client_rows
 
+# The random number is not part of the question itself: a site recognises a repeated question without it.
 QUESTION = "question"
-"""A random number that no two questions share: an answer must bring it back."""
+"""Field for a random number that no two questions share; an answer must return it."""
 MARKS = (QUESTION, "round", "client")
 LARGEST_WORDS = 1 << 24
-"""Bytes of words in a message between parts of one run: an experiment with its whole topology fits."""
+"""Size limit, in bytes, of the fields of a message within one run: an experiment with its whole topology fits."""
 LARGEST_SITE_WORDS = 1 << 16
-"""Bytes of words in a question to a real site, and in any answer."""
+"""Size limit, in bytes, of the fields of a question to a real site, and of any answer."""
 DEEPEST = 32
-"""Levels of nesting in words."""
+"""Levels of nesting in the fields."""
 
 Words = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
@@ -39,7 +40,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WireMessage:
-    """A question or an answer: plain words (anything JSON can say) and named arrays."""
+    """A question or an answer: fields (anything JSON can express) and named arrays."""
 
     words: Words = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict)
@@ -50,12 +51,12 @@ class WireMessage:
         return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
 
     def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "WireMessage":
-        """An answer that says which question it answers, and whose it is."""
+        """Return an answer that names its question and its client."""
         mark = {"client": client} | {name: self.words.get(name) for name in MARKS if name != "client"}
         return WireMessage({**words, **mark}, arrays or {})
 
     def without_mark(self) -> "WireMessage":
-        """The message without the number that makes it unlike all others: what is really asked."""
+        """Return the message without its random number: equal for repeated questions."""
         return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
 
     @classmethod
@@ -71,10 +72,10 @@ class WireMessage:
 
 
 def read_words(text: str, *, most: int = LARGEST_WORDS) -> dict[str, Any]:
-    """Return the words of a message.
+    """Return the fields of a message.
 
-    Raises ValueError or RecursionError unless they are one JSON object of at most `most` characters that `json.dumps`
-    can write again: names once, finite numbers, whole numbers of 64 bits, text without half characters, 32 levels.
+    Raise ValueError or RecursionError unless they are one JSON object of at most `most` characters that `json.dumps`
+    can write again: unique names, finite numbers, 64-bit whole numbers, text without lone surrogates, 32 levels.
     """
     if len(text) > most:
         raise ValueError(f"at most {most} characters of words are read")
@@ -111,10 +112,11 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_values(value: Any, levels: int) -> None:
-    """Raise ValueError for more levels of nesting and for half characters, which no file can hold."""
+    """Raise ValueError for deeper nesting and for lone surrogates, which no file can hold."""
     if not levels:
         raise ValueError(f"at most {DEEPEST} levels")
     if isinstance(value, str):
+        # Encoding raises for lone surrogates.
         value.encode()
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in parts:
@@ -122,7 +124,7 @@ def _check_values(value: Any, levels: int) -> None:
 
 
 def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return words and arrays; the arrays lie side by side, in any order, and fill the file."""
+    """Return fields and arrays; the arrays are contiguous, in any order, and fill the file."""
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(len(content) - 8, most_words):
         raise ValueError("the header is longer than the file, or than a header may be")
@@ -131,6 +133,7 @@ def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict
     arrays, end = {}, 8 + size
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = entry["data_offsets"]
+        # Arrays must follow each other without gaps or overlaps, so that every byte of a message is accounted for.
         if set(entry) != {"dtype", "shape", "data_offsets"} or not end - 8 - size == begin <= stop:
             raise ValueError("not an array of a message")
         arrays[name] = make_array(DTYPES[entry["dtype"]], entry["shape"], memoryview(content)[end : 8 + size + stop])
@@ -141,7 +144,7 @@ def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict
 
 
 DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
-"""How the numbers of a message may be written, in the words of safetensors and of NumPy."""
+"""The number formats of a message, as safetensors and NumPy name them."""
 MOST_AXES = 8
 MOST_NUMBERS = 1 << 40
 _SIZE = rb"(?:0|[1-9]\d*)"
@@ -155,10 +158,11 @@ LONGEST_HEAD = 512
 
 
 def read_npy(content: bytes) -> NDArray[Any]:
-    """Return the array in a .npy file of version 1.0, in C order, of the numbers in DTYPES.
+    """Return the array in a .npy file of version 1.0, in C order, with a number format in DTYPES.
 
-    Guarantees: any other bytes raise ValueError and nothing else; no memory is taken beyond the bytes that are there.
+    Guarantees: any other bytes raise ValueError and nothing else; no memory is taken beyond the bytes given.
     """
+    # NumPy's own reader evaluates the head as Python literals and raises more than it documents.
     found = NPY.match(content[:LONGEST_HEAD])
     if found is None or int.from_bytes(found[1], "little") != len(found[2]):
         raise ValueError("not a .npy file of numbers in C order")
@@ -168,9 +172,10 @@ def read_npy(content: bytes) -> NDArray[Any]:
 
 
 def make_array(dtype: str, shape: Sequence[int], content: bytes | memoryview) -> NDArray[Any]:
-    """Return numbers as an array; raises ValueError unless the bytes are exactly those of the shape."""
+    """Return numbers as an array; raise ValueError unless the bytes match the shape exactly."""
     if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("not the shape of an array")
+    # Sizes of zero count as one, so that a zero cannot hide the overflow of the others.
     if math.prod(size or 1 for size in shape) > MOST_NUMBERS:
         raise ValueError("an array of too many numbers")
     if math.prod(shape) * np.dtype(dtype).itemsize != len(content):
@@ -183,7 +188,7 @@ SITE_NUMBERS = ("round", "use", "part")
 
 
 def read_site_question(message: WireMessage) -> WireMessage:
-    """Return a question with the words that a real site reads, each of its type and length; refuse any other value."""
+    """Return a question with only the fields that a real site reads; raise InvalidInput for a wrong type or length."""
     words = {name: message.words[name] for name in (*SITE_WORDS, *SITE_NUMBERS) if name in message.words}
     for name, value in words.items():
         if name in SITE_NUMBERS and not (type(value) is int and 0 <= value < 1 << 31):
@@ -194,42 +199,42 @@ def read_site_question(message: WireMessage) -> WireMessage:
 
 
 def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Numbers and tensors apart: the words of a message, and its arrays with names that begin with `under`."""
+    """Split a value into the fields of a message and its arrays, whose names begin with `under`."""
     words = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
     arrays = {f"{under}/{name}": part.numpy() for name, part in value.items() if isinstance(part, Tensor)}
     return words, arrays
 
 
 def unpack_value(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
-    """What `packed` took apart."""
+    """Return the value that `pack_value` split."""
     start = f"{under}/"
     found = {name.removeprefix(start): own_tensor(array) for name, array in arrays.items() if name.startswith(start)}
     return {**words, **found}
 
 
 def own_tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor of its own: what came by post may be read-only memory."""
+    """Return a tensor with its own memory: the buffer of a message may be read-only."""
     return torch.from_numpy(np.array(array))
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """The name of an experiment between a server and its sites: both work it out from their own copies."""
+    """Return the digest by which a server and its sites name an experiment, each computed from its own copy."""
     return hashlib.sha256(f"sightline experiment 1\n{to_toml(experiment)}".encode()).hexdigest()
 
 
 LEAVING = "leaving"
 """The call by which a node does its own part of the mechanism; every other call sends a result without noise."""
 CHOOSE = "choose"
-"""The call by which a node chooses one of several models, privately."""
+"""The call by which a node privately chooses one of several models."""
 CHANNEL = ("name", "clip_factor", "noise_factor", "trusted")
-"""What a member must know of the channel that asks."""
+"""The fields of a channel that a member must know."""
 PLAN = ("clip_norm", "noise_multiplier", "rate", "steps", "expected_batch", "groups")
 CALLS = (LEAVING, CHOOSE, "train", "dp_sgd", "gradient_sums", "minimise")
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a whole cohort is asked, before it is dealt out to its members."""
+    """A question to a whole cohort, before it is split into one message per member."""
 
     call: str
     starts: Tensor
@@ -247,7 +252,7 @@ class Request:
     def message_for(
         self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None
     ) -> WireMessage:
-        """The question to the member at that place of the cohort."""
+        """Return the question to the member at that position of the cohort."""
         terms, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
         words = dict(common) | {
             "call": self.call,
@@ -276,7 +281,7 @@ class Request:
         return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
 
     def site_message_for(self, place: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
-        """The question to a real site, which has its own copy of all the rest: which call, and public vectors."""
+        """Return the question to a real site, which has its own copy of the plan: which call, and public vectors."""
         words = dict(common) | {"call": self.call, "client": client}
         words |= {"round": self.at.round, "use": self.at.use, "part": self.at.part}
         _, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
@@ -310,7 +315,7 @@ class Task:
 
     @classmethod
     def read(cls, message: WireMessage, client: int) -> "Task":
-        """The task in a message; malformed ones are refused, and memory by a rule that this node does not know."""
+        """Return the task in a message; raise InvalidInput if it is malformed or names an unknown state rule."""
         words, arrays = message.words, message.arrays
         try:
             call, plan = str(words["call"]), words.get("plan")
@@ -340,13 +345,14 @@ class Task:
 
 
 def _ledger_number(value: Any) -> int:
-    """A round, use or part: what a ledger can hold."""
+    """Return a round, use or part in the range that a ledger can hold."""
     if not 0 <= int(value) < 1 << 31:
         raise ValueError("rounds, uses and parts count from 0")
     return int(value)
 
 
 def _state_fields(memory: StateRule) -> dict[str, Any]:
+    # Rules travel by name with their numbers. Functions never do: a node that runs code it is sent enforces nothing.
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
         law = "what its clients keep is no rule that a node knows"

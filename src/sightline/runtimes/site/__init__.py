@@ -1,1 +1,1 @@
-"""A real site: its policy, its process, what it stores, and the budget by which it answers."""
+"""A real site: its policy, approvals, answers, stored state and lifetime privacy budget."""

@@ -1,4 +1,4 @@
-"""The owner's approval of an experiment: what it will compute here, how often, with which noise, at which price."""
+"""The owner's approval of an experiment: what it computes here, how often, with which noise and at which cost."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ from sightline.topology import PUBLIC, SERVER, client_name
 APPROVALS = "approvals"
 ENDED = "ended-"
 LEAST_CLIP, MOST_CLIP = 1e-4, 1e4
-"""Clip norms outside these are remarked on."""
+"""Clip norms outside this range get a remark in the description."""
 KINDS = {
     LEAVING: "its own part of the mechanism",
     CHOOSE: "a private choice of one of several models",
@@ -43,30 +43,30 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Approval:
-    """An experiment as its owner approved it for one run at one site: the site computes from this copy alone."""
+    """An experiment as its owner approved it for one run at one site; the site computes from this copy alone."""
 
     id: str
     digest: str
     experiment: str
     """The resolved TOML."""
     noise: float | None
-    """This site's noise multiplier, calibrated here; none where the noise is an absolute amount."""
+    """This site's noise multiplier, calibrated here; None if the noise is an absolute amount."""
     data: str
-    """The digest of the data that it was approved for."""
+    """Digest of the data that it was approved for."""
     calls: Sequence[PlannedCall]
     composition: Mapping[Event, int]
-    """What the whole length reveals of a protected unit here to those whom the site does not trust."""
+    """Events of the whole experiment that parties whom the site does not trust see of a protected unit."""
     epsilon: float
     """The same as one number, at the policy's delta."""
     signed_by: str = ""
 
     @cached_property
     def call_at(self) -> Mapping[tuple[int, int], PlannedCall]:
-        """The calls by round and use."""
+        """Return the calls by round and use."""
         return {call.place: call for call in self.calls}
 
     def find_call(self, kind: Any, round: Any, use: Any, part: Any) -> PlannedCall:
-        """The planned call that a message names; any other is refused."""
+        """Return the planned call that a message names; raise InvalidInput if it is not in the plan."""
         if not all(type(number) is int for number in (round, use, part)):
             invalid("round, use, part", f"{round}, {use}, {part}", "are whole numbers")
         found = self.call_at.get((round, use))
@@ -76,7 +76,7 @@ class Approval:
         return found
 
     def to_json(self) -> str:
-        """The approval as a file."""
+        """Return the approval as JSON text."""
         words = {name: getattr(self, name) for name in ("id", "digest", "experiment", "noise", "data", "signed_by")}
         words["calls"] = [asdict(call) for call in self.calls]
         words["composition"] = [[to_json(event), times] for event, times in self.composition.items()]
@@ -85,7 +85,7 @@ class Approval:
 
     @classmethod
     def from_json(cls, text: str) -> "Approval":
-        """The approval that `to_json` wrote; anything else is refused."""
+        """Return the approval that `to_json` wrote; raise InvalidInput for anything else."""
         try:
             words = json.loads(text)
             calls = [PlannedCall(**call) for call in words.pop("calls")]
@@ -96,18 +96,19 @@ class Approval:
 
 
 class Approvals:
-    """The approvals of a site, one file each, for their owner only."""
+    """The approvals of a site, one owner-only file each."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / APPROVALS
 
     def all(self) -> list[Approval]:
-        """Every approval, the oldest first."""
+        """Return every approval, oldest first."""
         paths = sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
 
     def of(self, digest: str) -> list[Approval]:
-        """The approvals of one experiment, in the order in which they are used."""
+        """Return the approvals of one experiment, in the order in which they are used."""
+        # The digest comes from a message and goes into a file pattern: anything but hex is refused.
         if not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
             return []
         paths = self._folder.glob(f"{digest[:32]}-*.json")
@@ -115,30 +116,31 @@ class Approvals:
         return sorted((one for one in found if one.digest == digest), key=lambda one: int(one.id.partition("-")[2]))
 
     def next_id(self, digest: str) -> str:
-        """The name of the next approval of an experiment: every run needs one of its own."""
+        """Return the id of the next approval of an experiment; every run needs its own."""
         return f"{digest[:32]}-{len(self.of(digest)) + 1}"
 
     def ended_path(self, id: str) -> Path:
-        """The file that says that an approval has ended."""
+        """Return the path of the file that marks an approval as ended."""
         return self._folder / f"{ENDED}{id}"
 
     def ended(self) -> list[str]:
-        """The approvals that have ended, as their files say."""
+        """Return the approvals that their files mark as ended."""
         found = (path.name for path in self._folder.glob(f"{ENDED}*") if path.suffix != ".tmp")
         return sorted(name.removeprefix(ENDED) for name in found)
 
     def put(self, approval: Approval) -> None:
-        """Make an approval durable."""
+        """Store an approval durably."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_secret(self._folder / f"{approval.id}.json", approval.to_json().encode())
 
 
 def build_for_site(experiment: Experiment, policy: SitePolicy, data: Client) -> BuiltExperiment:
-    """The experiment with this site's data at its own number; nothing that the experiment names is read from disk."""
+    """Build the experiment with this site's data at its own number; read no file that the experiment names."""
     _admit_experiment(experiment, policy, len(data.train))
     facts = {"classes": policy.classes, "vocabulary": policy.vocabulary}
     federation = federation_of(data, policy.client, experiment.data.clients, **facts)
-    start = experiment.model.init  # it comes with the messages: the vector, and nothing else
+    # The start vector arrives with the messages; a path in the experiment must not be opened here.
+    start = experiment.model.init
     blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
     setting = engine.build_experiment(policy.with_arithmetic(blank), federation=federation)
     if start is not None and setting.model.constants:
@@ -151,10 +153,10 @@ def build_for_site(experiment: Experiment, policy: SitePolicy, data: Client) -> 
 def draw_up_approval(
     experiment: Experiment, policy: SitePolicy, data: Client, *, id: str, signed_by: str = ""
 ) -> Approval:
-    """What approving an experiment would mean: the plan of all its calls here, its noise and its price.
+    """Return what approving an experiment would mean: the plan of all its calls here, its noise and its cost.
 
-    Guarantees: no message and no file of the experiment is read; whatever the policy does not allow, and whatever has
-    no plan that is fixed beforehand, is refused with the reason.
+    Guarantees: no message and no file of the experiment is read. Raise Refused for anything that the policy does not
+    allow or that has no plan fixed beforehand.
     """
     setting = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
     calls = _planned_calls(setting, policy)
@@ -174,11 +176,11 @@ def draw_up_approval(
 
 
 def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> BuiltExperiment:
-    """Return the approved experiment as the current policy builds it; raise Refused when it would not approve it now.
+    """Return the approved experiment as built under the current policy; raise Refused if it would not be approved now.
 
     Guarantees: every key of the policy that decides about an approval is checked again, and what the plan reveals to
-    those whom the site does not trust now is part of what was reserved. A looser policy changes nothing: the plan, the
-    noise and the price stay those of the approval.
+    parties whom the site does not trust now is part of what was reserved. A looser policy changes nothing: the plan,
+    the noise and the cost stay those of the approval.
     """
     check_signer(policy, approval.signed_by)
     setting = build_for_site(read_approved(approval), policy, data)
@@ -188,7 +190,8 @@ def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> Buil
     calls = _planned_calls(noised, policy)
     same = json.dumps([asdict(call) for call in calls]) == json.dumps([asdict(call) for call in approval.calls])
     more = Counter[Event]()
-    if not policy.trust_server:  # a server that is trusted now and was not before sees no more than was reserved
+    # A server that became trusted since sees no more than was reserved.
+    if not policy.trust_server:
         more = Counter(_whole_composition(noised, calls, policy)) - Counter(approval.composition)
     if not same or more:
         law = f"under the current {POLICY} and version its plan is not the one that was approved"
@@ -197,7 +200,7 @@ def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> Buil
 
 
 def _planned_calls(setting: BuiltExperiment, policy: SitePolicy) -> list[PlannedCall]:
-    """Return the plan; raise Refused when an answer takes more steps than the policy allows."""
+    """Return the plan; raise Refused if an answer takes more steps than the policy allows."""
     calls = record_calls(setting, policy.client)
     longest = max((call.steps for call in calls), default=0)
     if longest > policy.largest_steps:
@@ -207,15 +210,16 @@ def _planned_calls(setting: BuiltExperiment, policy: SitePolicy) -> list[Planned
 
 
 def data_digest(data: Client) -> str:
-    """Changes whenever an example does."""
+    """Return a hash that changes whenever a training example does."""
     return hashlib.sha256(data.train.x.tobytes() + data.train.y.tobytes()).hexdigest()
 
 
 def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
-    """What an answer lets go of, as the site itself sees it: whatever leaves is seen by the server and by everybody.
+    """Return the claims of an answer as the site sees it: whatever leaves is seen by the server and the public.
 
-    Only what the mechanism lets members noise is private before it leaves; all else leaves without noise.
+    Only what the mechanism lets members noise is private before it leaves; everything else leaves without noise.
     """
+    # The site derives the event from what it is about to do, never from what the server claims about it.
     everyone = frozenset({SERVER, PUBLIC})
     if task.call == CHOOSE:
         return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
@@ -227,10 +231,10 @@ def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism:
 
 
 def _whole_composition(setting: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> dict[Event, int]:
-    """What all calls together reveal to those whom the site does not trust.
+    """Return the events that all calls together reveal to parties whom the site does not trust.
 
-    Where the server is trusted with un-noised values, what it is to publish of them counts too: of every event the
-    most that any untrusted observer sees, which covers each of them.
+    If the server is trusted with unnoised values, what it publishes of them counts too: for every event the largest
+    count that any untrusted observer sees, which covers each of them.
     """
     subject = client_name(policy.client)
     own = Ledger(participants={subject, SERVER, PUBLIC})
@@ -255,10 +259,11 @@ def _whole_composition(setting: BuiltExperiment, calls: Sequence[PlannedCall], p
 
 
 def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int) -> None:
-    """Refuse what the policy does not allow and what no plan can cover."""
+    """Raise for anything that the policy does not allow or that no plan can cover."""
     privacy = experiment.privacy
     if policy.client >= experiment.data.clients:
         invalid("site.client", policy.client, f"the experiment has {experiment.data.clients} clients, numbered from 0")
+    # Events of different units or adjacencies do not compose in one budget.
     if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
         law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
         refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
@@ -278,6 +283,7 @@ def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int)
         check_code(
             "model.loss", experiment.model.loss, experiment.model.loss.partition(":")[0], policy.models, "models"
         )
+    # Before anything is imported: importing a module already runs its code.
     for plugin in list_plugins(experiment):
         check_code(plugin.kind.key, plugin.name, plugin.module, policy.plugins, "plugins")
 
@@ -287,7 +293,7 @@ def _settings(experiment: Experiment) -> Mapping[str, Any]:
 
 
 def _refuse_unplanned(experiment: Experiment) -> None:
-    """Adaptive control and clusters choose on the way what is asked of whom: there is nothing to approve beforehand."""
+    """Raise Refused for adaptive control and clusters: calls chosen during the run cannot be approved."""
     if experiment.algorithm.settings.get("control") is not None:
         law = "adaptive control chooses steps and participation on the way, so that there is no plan to approve"
         refuse("algorithm.control", "given", law, "remove it for real sites")
@@ -297,12 +303,12 @@ def _refuse_unplanned(experiment: Experiment) -> None:
 
 
 def check_model(name: str, allowed: Mapping[str, str]) -> None:
-    """Refuse a model of the experiment's own that the owner has not allowed, before anything of it is imported."""
+    """Raise Refused for a model that the owner has not allowed, before any of it is imported."""
     check_code("model.name", name, name.partition(":")[0], allowed, "models")
 
 
 def check_code(key: str, name: str, module: str, allowed: Mapping[str, str], table: str) -> None:
-    """Refuse code that the owner has not allowed by its name and its source, before anything of it is imported."""
+    """Raise Refused for code that the owner has not allowed by name and source hash, before any of it is imported."""
     if name not in allowed:
         law = "this site runs no code that its owner has not allowed"
         refuse(key, name, law, f'add "{name}" = "SHA-256 of its source file" under [{table}] of {POLICY}')
@@ -314,7 +320,7 @@ def check_code(key: str, name: str, module: str, allowed: Mapping[str, str], tab
 
 
 def _source_of(key: str, module: str) -> Path:
-    """The source file of a module, found without importing it or a package that it is in."""
+    """Return the source file of a module, found without importing the module or its packages."""
     where: Any = None
     parts = module.split(".")
     for place in range(len(parts)):
@@ -328,14 +334,14 @@ def _source_of(key: str, module: str) -> Path:
 
 
 def read_approved(approval: Approval) -> Experiment:
-    """The experiment of an approval."""
+    """Return the experiment of an approval."""
     return parse(tomllib.loads(approval.experiment))
 
 
 def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[float, float]) -> list[str]:
-    """In plain words: what will be computed, how often, with which noise, for whom, and what it costs.
+    """Return lines that say what is computed, how often, with which noise, for whom, and at which cost.
 
-    `shares` of the budget for life are reserved now and with this experiment: `LifetimeBudget.share_with`.
+    `shares` are the reserved shares of the lifetime budget, now and with this experiment: `LifetimeBudget.share_with`.
     """
     experiment, calls = read_approved(approval), approval.calls
     kinds = Counter(call.kind for call in calls)
@@ -354,6 +360,7 @@ def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[floa
     whom = "everybody but the server, which is trusted" if policy.trust_server else "the server and everybody else"
     what = "one example" if policy.unit == "sample" else "all data of this site"
     lines += [f"seen by {whom}; protected is {what} ({policy.adjacency})"]
+    # Epsilon is shown rounded up, never to the nearest.
     spent = math.ceil(approval.epsilon * 1e4) / 1e4 if math.isfinite(approval.epsilon) else math.inf
     lines += [f"epsilon {spent:g} at delta={policy.delta:g} for the whole length, reserved now"]
     before, after = shares
@@ -376,7 +383,7 @@ def percent_up(share: float) -> float:
 
 
 def _odd_clip_norms(table: Mapping[str, Any], name: str = "") -> list[str]:
-    """Return a line for every clip norm far from usual updates: too large leaves noise alone, too small zeros."""
+    """Return a line for every clip norm far from usual updates: too large leaves only noise, too small only zeros."""
     found = []
     for key, value in table.items():
         if isinstance(value, dict):

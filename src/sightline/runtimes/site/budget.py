@@ -1,10 +1,10 @@
-"""A site's budget for life: reservations that survive a crash, and a counter that an older state cannot pass.
+"""A site's lifetime privacy budget: durable reservations, and a counter that detects an older copy of the state.
 
-Every change gives the state a number, one higher than the last, and a head, a hash that no other state has. Writing
-always has this order: the state, durably; then the counter; then what follows (a reservation is returned, an answer is
-sent). So after a crash the state is level with the counter or one ahead, and then nothing has left yet: the counter is
-brought up and the site goes on. A state that is behind the counter, or whose counter knows another head, is an old or a
-second copy: others have answered in its place, and it refuses.
+Every change gives the state a number, one higher than the last, and a head, a hash that no other state has. The order
+of writes is fixed: first the state, durably; then the counter; then the effect (a reservation is returned, an answer is
+sent). After a crash the state is therefore level with the counter or one ahead, and nothing has left under the new
+number: the counter is brought up and the site goes on. A state that is behind the counter, or that has another head at
+the counter's number, is an old or a second copy, and it refuses: another copy has answered in its place.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from sightline.runtimes.site.policy import POLICY, SitePolicy
 
 LIFETIME = "lifetime.sqlite"
 PATIENCE = 30.0
-"""Seconds that a witness command has."""
+"""Time limit of a witness command, in seconds."""
 RESTORE = "bring the newest state/ back whole; without it this site stays closed"
 
 
@@ -45,28 +45,29 @@ class Counter(Protocol):
 
     @property
     def name(self) -> str:
-        """Where it is: a path or a command."""
+        """Return the path or the command."""
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Bring the counter up to the newest mark; raises StateBehind unless what it held is among the marks."""
+        """Bring the counter up to the newest mark; raise StateBehind unless its old value is among the marks."""
 
     def hold(self) -> AbstractContextManager[None]:
-        """Nobody else changes the counter meanwhile."""
+        """Prevent every other process from changing the counter in this context."""
 
 
 class FileCounter:
-    """The counter as a file, outside the state folder and better on another disk or host."""
+    """A counter in a file outside the state folder, preferably on another disk or host."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Read, compare, and write the newest mark whole.
+        """Compare the file with the marks and write the newest mark atomically; raise StateBehind if they disagree.
 
-        `new`: the state has never been counted, so that the file may be missing.
+        `new` means that the state has never been counted, so the file may be missing.
         """
         newest = max(marks)
         held = self._read_mark()
+        # A lost counter closes the site: what was spent since its last value is unknown.
         if held is None and not new:
             law = "this state has been counted, and the file of its counter is not there"
             way_out = f"bring the newest counter back, or the key counter or witness that {POLICY} had"
@@ -81,12 +82,13 @@ class FileCounter:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """A lock beside the file: also copies of the state in other folders wait for it."""
+        """Hold a lock beside the file, so that copies of the state in other folders wait too."""
         with hold_lock(self.path.with_name(f"{self.path.name}.lock")):
             yield
 
     def _write_mark(self, text: str) -> None:
-        """Write the mark whole and durably, under a name that nobody can have put a link at before."""
+        """Write the mark atomically and durably."""
+        # A random name with O_EXCL and O_NOFOLLOW: no other user can have put a link there beforehand.
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
@@ -110,16 +112,16 @@ class FileCounter:
 
 
 class WitnessCounter:
-    """The counter as a command of the owner: `COMMAND NUMBER HEAD` prints the largest NUMBER it was ever given.
+    """A counter kept by a command of the owner: `COMMAND NUMBER HEAD` prints the largest NUMBER it was ever given.
 
-    A witness that prints that number's first HEAD after it can tell apart two copies that go on at the same time.
+    A witness that also prints the first HEAD of that number can tell apart two copies that go on at the same time.
     """
 
     def __init__(self, command: str, folder: Path) -> None:
         self.command, self.name, self.folder = command, command, folder
 
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Tell the witness the newest mark, and believe a larger number."""
+        """Give the witness the newest mark; raise StateBehind if it knows a larger number or another head."""
         newest = max(marks)
         words = self._ask(str(newest), marks[newest]).split()
         try:
@@ -130,7 +132,7 @@ class WitnessCounter:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """The witness answers one at a time by itself."""
+        """Do nothing: the witness serialises its own calls."""
         yield
 
     def _ask(self, *words: str) -> str:
@@ -146,7 +148,7 @@ class WitnessCounter:
 
 
 def check_mark(marks: Marks, number: int, head: str | None, *, name: str) -> None:
-    """Raise unless the counter's mark is one of the state's own; without a head, unless the number is no larger."""
+    """Raise StateBehind unless the counter's mark is among the state's; without a head, compare the numbers only."""
     newest = max(marks)
     if number > newest:
         law = f"the counter is at {number} and this state at {newest}: it is an old copy"
@@ -163,7 +165,7 @@ def _refuse_counter(value: object, law: str, *, name: str = "counter") -> NoRetu
 def counter_of(policy: SitePolicy, state: Path) -> Counter:
     """Return the counter that the policy names, or the default: `NAME.counter` beside the site's folder NAME.
 
-    A path is read from the site's folder. It lies outside the state folder: what restores the one must not restore the
+    A path is relative to the site's folder. It must lie outside the state folder: restoring one must not restore the
     other.
     """
     if policy.counter is not None and policy.witness is not None:
@@ -184,34 +186,33 @@ def counter_of(policy: SitePolicy, state: Path) -> Counter:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """The budget of a site and what is reserved of it."""
+    """A site's budget and how much of it is reserved."""
 
     epsilon: float
     delta: float
     spent: float
     """The epsilon at delta of all reservations, as if they had been fixed beforehand."""
     used: float
-    """The share of the filter's limits that is reserved."""
+    """The reserved share of the filter's limits."""
     reservations: tuple[Reservation, ...]
     mu_left: float
-    """A Gaussian release of noise multiplier 1 / mu_left or more still fits."""
+    """A Gaussian release with noise multiplier 1 / mu_left or more still fits."""
     d0_left: float
     epsilon_left: float
-    """An experiment of Gaussian releases that costs this epsilon alone, at delta, still fits. Epsilons do not add up;
+    """An experiment of Gaussian releases that alone costs this epsilon at delta still fits. Epsilons do not add up;
     the shares `used` do."""
     number: int
-    """Changes of the state so far."""
+    """Number of changes of the state so far."""
     counter: str
-    """The file or the command outside the state folder that notices an old copy."""
+    """The file or command outside the state folder that detects an old copy."""
 
 
 class LifetimeBudget:
     """A Gaussian filter (decision 0160) over the approved experiments of a site, durable in its state folder.
 
-    Guarantees: a reservation is on disk, and counted, before it is returned; whatever is approved after looking at
-    earlier results, all reservations together are within the policy's (epsilon, delta); the same approval is reserved
-    once; a state that is behind the counter reserves and answers nothing; an approval that was ended keeps its
-    reservation and counts no more answers.
+    Guarantees: a reservation is on disk, and counted, before it is returned; all reservations together stay within the
+    policy's (epsilon, delta), even if approvals depend on earlier results; an approval is reserved once; a state behind
+    the counter reserves and answers nothing; an ended approval keeps its reservation and counts no more answers.
     """
 
     def __init__(self, state: Path, policy: SitePolicy) -> None:
@@ -222,12 +223,13 @@ class LifetimeBudget:
             sync_folder(state.parent)
 
     def reserve(self, approval: str, label: str, composition: Composition) -> Reservation:
-        """Set aside what an experiment costs over its whole length; raises BudgetExhausted when it does not fit.
+        """Reserve the cost of an experiment over its whole length; raise BudgetExhausted if it does not fit.
 
-        An approval that has its reservation gets it again; with other events it is refused.
+        An approval that is already reserved gets the same reservation again; with other events it raises InvalidInput.
         """
         events = events_digest(composition)
-        self.filter.price(composition)  # slow, and remembered: not while others wait
+        # Pricing is slow and cached: do it before the lock is taken.
+        self.filter.price(composition)
         with self._open_state() as store:
             held = store.find_reservation(approval)
             if held is not None:
@@ -256,7 +258,7 @@ class LifetimeBudget:
             return store.number(), store.marks()[store.number()]
 
     def end(self, approval: str, how: str) -> bool:
-        """End an approval for good, in one of the ways of ENDINGS; return False when it has ended before.
+        """End an approval for good, in one of the ways of ENDINGS; return False if it has ended before.
 
         Guarantees: once this returns, `advance` counts no answer of it. Its reservation stays.
         """
@@ -268,10 +270,10 @@ class LifetimeBudget:
             return True
 
     def advance(self, what: str, *, approval: str | None = None) -> int:
-        """Count one more change, such as an answer that is about to leave; its number.
+        """Count one more change, such as an answer that is about to leave, and return its number.
 
-        Whoever keeps state of its own beside this one writes it first, with `check() + 1`, then advances, then lets
-        the answer go. Raises Refused when the approval that it belongs to has ended.
+        A caller with state of its own writes that state first, with `check() + 1`, then advances, then sends the
+        answer. Raise Refused if the approval has ended.
         """
         with self._open_state() as store:
             if approval is not None:
@@ -281,34 +283,35 @@ class LifetimeBudget:
             return number
 
     def check(self) -> int:
-        """The state's number; raises StateBehind when it is an old or a second copy."""
+        """Return the state's number; raise StateBehind if it is an old or a second copy."""
         with self._open_state() as store:
             return store.number()
 
     def record(self) -> LifetimeRecord:
-        """Return all that the other files of the state are compared with."""
+        """Return the facts that the other files of the state are compared with."""
         with self._open_state() as store:
             return store.record()
 
     def share_with(self, composition: Composition) -> tuple[float, float]:
-        """Return the share of the budget that is reserved, and that with one more experiment; above 1 is too much."""
+        """Return the reserved share of the budget, and the share with one more experiment; above 1 does not fit."""
         spent = [one.bound for one in self.status().reservations]
         bound = self.filter.price(composition, spent) or self.filter.price(composition)
         used = self.filter.used_share(spent)
         return used, math.inf if bound is None else self.filter.used_share([*spent, bound])
 
     def was_counted(self, what: str) -> bool:
-        """Whether a change of this name was counted: it happened, whatever other files of the state remember."""
+        """Return whether a change of this name was counted, whatever the other files of the state say."""
         with self._open_state() as store:
             return store.was_counted(what)
 
     def status(self) -> BudgetStatus:
-        """What is reserved and what is left."""
+        """Return what is reserved and what is left."""
         with self._open_state() as store:
             reservations, number = store.reservations(), store.number()
         bounds = [one.bound for one in reservations]
         mu_squared, d0 = add_bounds(bounds)
         whole = self.filter
+        # Round down a little: a release of exactly mu_left must still fit despite rounding.
         mu_left = math.sqrt(max(whole.most_mu**2 - mu_squared, 0.0)) * (1 - 1e-9)
         return BudgetStatus(
             epsilon=whole.epsilon,
@@ -337,7 +340,7 @@ class LifetimeBudget:
 
     @contextmanager
     def _open_state(self) -> Iterator[BudgetStore]:
-        """The state, checked and level with the counter; one process at a time."""
+        """Open the state, checked and level with the counter, for one process at a time."""
         with ExitStack() as stack:
             stack.enter_context(hold_lock(self.state / "lifetime.lock"))
             stack.enter_context(self._counter.hold())
@@ -345,7 +348,8 @@ class LifetimeBudget:
                 connection = stack.enter_context(closing(connect_to_write(self.state / LIFETIME)))
                 store = BudgetStore(connection, self.filter)
                 if not store.number():
-                    sync_folder(self.state)  # a new database has a name that survives before anything is counted
+                    # The name of a new database must survive a crash before anything is counted in it.
+                    sync_folder(self.state)
                 self._confirm_counter(store)
                 yield store
             except sqlite3.DatabaseError as error:
@@ -354,7 +358,7 @@ class LifetimeBudget:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process."""
+    """Hold a file lock for one process at a time; it is released when the process ends."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The tables of a site's budget for life: the budget itself, the marks of its changes, the reservations."""
+"""The SQLite tables of a site's lifetime budget: the budget, the marks of its changes, and the reservations."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ from sightline.ledger.store import transaction
 from sightline.runtimes.site.policy import POLICY
 
 REMEMBERED = 64
-"""So many of the newest marks are kept in the state: an honest counter is behind by one at most."""
+"""Number of newest marks kept in the state. An honest counter is at most one behind."""
 ENDINGS = {
     "revoked": "the owner of the site revoked it",
     "failed": "an answer could not be computed here, on blank examples either",
 }
-"""How an approval ends before its run does: marks of these names and the approval's, so that an old copy shows."""
+"""The ways in which an approval ends before its run does. Each is a mark with the approval's id: an old copy shows."""
 
 Marks = Mapping[int, str]
 """Number -> head of the newest changes of a state."""
@@ -28,7 +28,7 @@ Marks = Mapping[int, str]
 
 @dataclass(frozen=True)
 class Reservation:
-    """What an approved experiment may cost at most, over its whole length."""
+    """The most that an approved experiment may cost over its whole length."""
 
     approval: str
     label: str
@@ -37,29 +37,29 @@ class Reservation:
 
     @property
     def bound(self) -> GaussianBound:
-        """The cost as the filter sees it."""
+        """Return the cost as the filter sees it."""
         return GaussianBound(self.mu, self.d0)
 
 
 @dataclass(frozen=True)
 class LifetimeRecord:
-    """What a state remembers, for comparison with its other files."""
+    """The part of the budget's state that is compared with the other files of the site."""
 
     events: Mapping[str, str]
-    """Approval -> the digest of the events that were reserved for it."""
+    """Approval -> digest of the events reserved for it."""
     counted: frozenset[str]
-    """The names of the changes that were counted."""
+    """Names of the counted changes."""
     marks: Marks
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """Approval -> how it ended, one of ENDINGS."""
+        """Return approval -> how it ended, one of ENDINGS."""
         words = (what.partition(" ") for what in self.counted)
         return {approval: how for how, _, approval in words if how in ENDINGS}
 
 
 class BudgetStore:
-    """The tables of a lifetime budget: the budget itself, the marks, the reservations."""
+    """The tables of a lifetime budget in an open SQLite database."""
 
     def __init__(self, connection: sqlite3.Connection, budget: GaussianFilter) -> None:
         self._connection = connection
@@ -71,71 +71,74 @@ class BudgetStore:
             fixed = (budget.epsilon, budget.delta, budget.failures)
             connection.execute("INSERT OR IGNORE INTO budget VALUES (1, ?, ?, ?, 0)", fixed)
         held = connection.execute("SELECT epsilon, delta, failures FROM budget").fetchone()
+        # The filter's proof holds for a budget that is fixed beforehand; raising it later would depend on earlier
+        # results.
         if held != fixed:
             law = f"a budget for life is fixed beforehand, and here it is epsilon={held[0]:g}, delta={held[1]:g}"
             invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", law, "put the old values back")
 
     def marks(self) -> Marks:
-        """The newest marks."""
+        """Return the newest marks."""
         return dict(self._connection.execute("SELECT number, head FROM mark"))
 
     def number(self) -> int:
-        """The number of the newest mark."""
+        """Return the number of the newest mark."""
         return max(self.marks())
 
     def is_counted(self) -> bool:
-        """Whether a counter has ever confirmed this state."""
+        """Return whether a counter has ever confirmed this state."""
         return bool(self._connection.execute("SELECT counted FROM budget").fetchone()[0])
 
     def set_counted(self) -> None:
-        """Remember that a counter outside knows this state."""
+        """Record that a counter outside knows this state."""
         if not self.is_counted():
             self._connection.execute("UPDATE budget SET counted = 1")
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """All reservations, in their order."""
+        """Return all reservations, oldest first."""
         rows = self._connection.execute("SELECT approval, label, mu, d0 FROM reservation ORDER BY number")
         return tuple(Reservation(*row) for row in rows)
 
     def find_reservation(self, approval: str) -> tuple[Reservation, str] | None:
-        """The reservation of an approval and the digest of its events."""
+        """Return the reservation of an approval and the digest of its events, or None."""
         columns = "approval, label, mu, d0, events"
         row = self._connection.execute(f"SELECT {columns} FROM reservation WHERE approval = ?", (approval,)).fetchone()
         return None if row is None else (Reservation(*row[:4]), row[4])
 
     def record(self) -> LifetimeRecord:
-        """All that the other files of the state are compared with."""
+        """Return the facts that the other files of the state are compared with."""
         events = dict(self._connection.execute("SELECT approval, events FROM reservation"))
         counted = frozenset(row[0] for row in self._connection.execute("SELECT what FROM counted"))
         return LifetimeRecord(events, counted, self.marks())
 
     def refuse_ended(self, approval: str) -> None:
-        """Raise Refused when the approval has ended."""
+        """Raise Refused if the approval has ended."""
         for how, law in ENDINGS.items():
             if self.was_counted(f"{how} {approval}"):
                 raise Refused(one_line("approval", approval, law, "nothing more is answered"))
 
     def add_reservation(self, made: Reservation, events: str) -> None:
-        """Write a reservation and its mark together."""
+        """Write a reservation and its mark in one transaction."""
         row = (made.approval, made.label, made.mu, made.d0, events)
         with transaction(self._connection):
             number = self._insert_mark(repr(row))
             self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
 
     def add_mark(self, what: str) -> int:
-        """Write a mark alone, and remember its name."""
+        """Write a mark and its name; return its number."""
         with transaction(self._connection):
             self._connection.execute("INSERT OR IGNORE INTO counted VALUES (?)", (what,))
             return self._insert_mark(what)
 
     def was_counted(self, what: str) -> bool:
-        """Whether a mark of this name was ever written."""
+        """Return whether a mark of this name was ever written."""
         return self._connection.execute("SELECT 1 FROM counted WHERE what = ?", (what,)).fetchone() is not None
 
     def _insert_mark(self, what: str) -> int:
-        """The next mark: its head is a hash of the last one, of what changes, and of something that no copy has."""
+        """Insert the next mark; its head hashes the last head, the change and fresh random bytes."""
         marks = self.marks()
         number = max(marks) + 1
+        # The random bytes tell two copies of a state apart that went on to the same number with the same change.
         head = hashlib.sha256(f"{marks[number - 1]}{what}".encode() + os.urandom(16)).hexdigest()
         self._connection.execute("INSERT INTO mark VALUES (?, ?)", (number, head))
         self._connection.execute("DELETE FROM mark WHERE number <= ?", (number - REMEMBERED,))
@@ -153,6 +156,6 @@ TABLES = (
 
 
 def events_digest(composition: Composition) -> str:
-    """The same for equal compositions, however they are ordered."""
+    """Return a digest that is equal for equal compositions, whatever their order."""
     rows = sorted(json.dumps([to_json(event), int(times)], sort_keys=True) for event, times in composition.items())
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()

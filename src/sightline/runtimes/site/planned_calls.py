@@ -1,4 +1,4 @@
-"""What an experiment will ask of one site, call by call: found out by the project's own dry run, before any message."""
+"""The plan of all calls that an experiment makes to one site, recorded by a dry run before any message arrives."""
 
 import dataclasses
 import math
@@ -35,14 +35,14 @@ from sightline.topology import Channel
 from sightline.training import LocalTask
 
 FEWEST = 1e-10
-"""Below this gradient norm rounding decides whether a solver stops: no experiment at a site may ask for it."""
+"""Below this gradient norm rounding decides whether a solver stops, so experiments at sites may not ask for less."""
 LARGEST_NUMBER = 1e6
-"""No public number of a rule is larger."""
+"""Upper limit for the public numbers of a rule."""
 
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """One question that the approved experiment asks: all of it but the public vectors, which come with the message."""
+    """One planned question of an approved experiment, without the public vectors, which arrive with the message."""
 
     round: int
     use: int
@@ -51,29 +51,29 @@ class PlannedCall:
     channel: Mapping[str, Any]
     line: int
     terms: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers of the local task."""
+    """Numbers of the local task."""
     term_vectors: Sequence[str] = ()
     rule: str | None = None
-    """What the client keeps, by the name of its rule."""
+    """Name of the rule for the client state."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     rule_vectors: Sequence[str] = ()
     rule_numbers: Sequence[str] = ()
-    """Numbers of the rule that follow from the sizes of all sites: they come with the message, as public numbers."""
+    """Numbers of the rule that follow from the sizes of all sites: they arrive with the message, as public numbers."""
     plan: Mapping[str, Any] | None = None
     candidates: int = 0
     epsilon: float | None = None
     steps: int = 0
-    """The most local steps that this site makes to answer."""
+    """Most local steps that this site makes to answer."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands in the order of calls; a site is asked once in a training call, for one part of it."""
+        """Return the position in the order of calls; a site is asked once per training call, for one part of it."""
         return self.round, self.use
 
     def vectors_of(self, arrays: Arrays, *, dimension: int, largest: float) -> dict[str, Tensor]:
-        """The public vectors that this call needs, by name; nothing else of a message is read.
+        """Return the public vectors that this call needs, by name; nothing else of the message is read.
 
-        Guarantees: each has the model's size, is finite and lies in the public ball of radius `largest`.
+        Guarantees: each vector has the size of the model, is finite and lies in the public ball of radius `largest`.
         """
         rows: dict[str, tuple[int, ...]] = {"start": (dimension,)}
         if self.kind == CHOOSE:
@@ -84,7 +84,7 @@ class PlannedCall:
         return {name: _checked_vector(name, arrays.get(name), shape, largest) for name, shape in rows.items()}
 
     def task_of(self, vectors: Mapping[str, Tensor], client: int) -> Task:
-        """The task, from the site's own copy of everything and the public vectors of the message."""
+        """Return the task, built from the site's own copy of the plan and the public vectors of the message."""
         terms = {name: vectors[f"terms/{name}"] for name in self.term_vectors}
         memory = None
         if self.rule is not None:
@@ -109,7 +109,7 @@ class PlannedCall:
         )
 
     def blank_vectors(self, dimension: int) -> dict[str, Tensor]:
-        """Vectors of zeros in the place of those that will come: what a call costs does not depend on them."""
+        """Return zero vectors in place of those that will arrive: the cost of a call does not depend on them."""
         names = [f"terms/{name}" for name in self.term_vectors] + [f"rule/{name}" for name in self.rule_vectors]
         found = {name: torch.zeros(dimension) for name in ("start", *names)}
         found |= {f"rule/{name}": torch.ones(()) for name in self.rule_numbers}
@@ -124,6 +124,7 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
         if not 0 < float(array) <= LARGEST_NUMBER:
             invalid(name, float(array), f"is a positive number of at most {LARGEST_NUMBER:g}")
         return own_tensor(array)
+    # The square root of a sum in float64: a norm in float32 could overflow. NaN fails `not norm <= largest`.
     norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1))))
     if not norm <= largest:
         invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
@@ -133,48 +134,48 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
 
 
 class _Asked(Exception):
-    """The mechanism has asked its clients: that is all that a plan wants to know."""
+    """Raised when the mechanism has asked its clients: a plan needs to know nothing more."""
 
     def __init__(self, kind: str, plans: Sequence[PrivateSteps] = ()) -> None:
         self.kind, self.plans = kind, plans
 
 
 class ListeningClients(AbsentClients):
-    """Clients that are asked and never answer: what they were asked is noted."""
+    """Clients that record what they are asked and never answer."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes, real_nodes=True)
         self.nodes = ListeningNodes()
 
     def train(self, cohort: Sequence[int], *_: Any, **__: Any) -> NoReturn:
-        """Plain training, to be handed over."""
+        """Record plain training, handed over without noise."""
         raise _Asked("train")
 
     def dp_sgd(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
-        """Clipped steps, to be handed over."""
+        """Record clipped steps, handed over without noise."""
         raise _Asked("dp_sgd", plans)
 
     def gradient_sums(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
-        """Clipped gradients, to be handed over."""
+        """Record clipped gradients, handed over without noise."""
         raise _Asked("gradient_sums", plans)
 
 
 class ListeningNodes:
-    """The same for what members do by themselves."""
+    """Nodes that record what members are asked to do by themselves."""
 
     steadfast = False
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> NoReturn:
-        """The members' own part of the mechanism."""
+        """Record the members' own part of the mechanism."""
         raise _Asked(LEAVING)
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> NoReturn:
-        """A private choice."""
+        """Record a private choice."""
         raise _Asked(CHOOSE)
 
 
 class ListeningExecution(DryExecution):
-    """A dry run in which everybody is always drawn, and which notes every call that reaches one client."""
+    """Dry run in which every member is always drawn, and which records every call that reaches one client."""
 
     def __init__(self, sizes: Sequence[int], client: int) -> None:
         super().__init__(sizes, real_nodes=True)
@@ -184,11 +185,11 @@ class ListeningExecution(DryExecution):
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Everybody who may be asked: a site may be drawn in any round, or in any that is its turn."""
+        """Return all eligible members: a site may be drawn in any round in which it is eligible."""
         return eligible_members(sampler, channel, time)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """Nothing; what the client would be asked is noted."""
+        """Record what the client would be asked; compute nothing."""
         if self.client in updates.cohort.members:
             try:
                 compute(updates, context)
@@ -197,7 +198,7 @@ class ListeningExecution(DryExecution):
         return super().compute_values(updates, context, compute)
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """The first, by everybody; noted."""
+        """Record the choice; every member chooses the first model."""
         if self.client in ballot.choosers.members:
             at = CallId(context.time, context.use)
             where = (at.round, at.use, at.part, CHOOSE, _facts_of(context), context.line)
@@ -238,11 +239,12 @@ def _plain(value: Any) -> Any:
 
 
 def record_calls(setting: BuiltExperiment, client: int) -> list[PlannedCall]:
-    """Every call that reaches the client when it is drawn every time, in their order.
+    """Return every call that reaches the client if it is drawn every time, in order.
 
-    What follows from the sizes of other sites, which nobody here knows, may be numbers of a rule of what clients keep:
-    those come with the messages. Where anything else does, there is no plan.
+    Numbers of a state rule may follow from the sizes of other sites, which this site does not know: they arrive with
+    the messages. If anything else depends on those sizes, raise Refused, since there is no fixed plan.
     """
+    # Plan twice with different sizes elsewhere: whatever differs follows from the sizes of other sites.
     own, other = (_listen(setting, client, sizes) for sizes in _sizes_two_ways(setting, client))
     if [replace(call, settings={}) for call in own] != [replace(call, settings={}) for call in other]:
         law = "what it asks of this site follows from how much data other sites have"
@@ -257,7 +259,7 @@ def record_calls(setting: BuiltExperiment, client: int) -> list[PlannedCall]:
 
 
 def _sizes_two_ways(setting: BuiltExperiment, client: int) -> tuple[list[int], list[int]]:
-    """The sizes as they are here, and with other sites of another size."""
+    """Return the sizes as they are here, and the same with other sizes elsewhere."""
     sizes = setting.federation.sizes.tolist()
     return sizes, [size if n == client else 3 * size + 1000 for n, size in enumerate(sizes)]
 
@@ -277,7 +279,7 @@ def _listen(setting: BuiltExperiment, client: int, sizes: list[int]) -> list[Pla
 
 
 class _SizedFederation:
-    """A federation whose public sizes are said to be others."""
+    """A federation that reports other public sizes."""
 
     def __init__(self, federation: Any, sizes: list[int]) -> None:
         self._federation, self.sizes = federation, np.array(sizes)
@@ -295,7 +297,7 @@ def _in_order(calls: list[PlannedCall], setting: BuiltExperiment) -> list[Planne
 
 
 def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
-    """The most local steps of a call: of training by the experiment's work, of private steps, or of a solver."""
+    """Return the most local steps of a call: of plain training, of private steps, or of a solver."""
     if call.kind == CHOOSE:
         return call.candidates
     local, size = setting.experiment.local, int(setting.federation.sizes[client])
@@ -311,7 +313,10 @@ def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
 
 
 def _solver_steps(setting: BuiltExperiment, call: PlannedCall) -> int:
-    """What the theory of the solver guarantees: "it did not converge" would tell something of the data."""
+    """Return the iterations that the theory of the solver guarantees.
+
+    Without a guarantee the answer could be "it did not converge", which tells something about the data.
+    """
     tolerance = setting.experiment.privacy.gradient_tolerance
     if tolerance < FEWEST:
         law = f"rounding decides below {FEWEST:g} whether a solver stops, and that would depend on the data"

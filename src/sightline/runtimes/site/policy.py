@@ -1,4 +1,4 @@
-"""What a site allows: its policy file, which no message can change, and signatures under experiments."""
+"""The policy of a site: a file that no message can change, and the signatures under experiments."""
 
 import os
 import tomllib
@@ -20,7 +20,7 @@ ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 class SitePolicy(Section):
-    """A site's number in the experiments, its data, and what may leave it over its whole life."""
+    """A site's client number, its data, and what may leave it over its lifetime."""
 
     client: Annotated[int, Field(ge=0)]
     data: str = "data.npz"
@@ -31,40 +31,40 @@ class SitePolicy(Section):
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     allow_large_delta: bool = False
-    """Whether delta may be one over the number of protected units, or more."""
+    """Whether delta may be 1 / (number of protected units) or more."""
     counter: str | None = None
-    """A file outside the state folder that holds the number of the newest state: an older state answers nothing.
-    The default is `NAME.counter` beside the site's folder NAME."""
+    """File outside the state folder that holds the number of the newest state: an older state answers nothing. The
+    default is `NAME.counter` beside the site's folder NAME."""
     witness: str | None = None
-    """Or a command that is given that number and prints the newest it was given."""
+    """Instead of a file: a command that is given that number and prints the newest one it was given."""
     trust_server: bool = False
-    """Whether the server may be handed clipped updates without noise; the budget is then against everybody else."""
+    """Whether the server may receive clipped updates without noise; the budget then protects against everyone else."""
     largest_seconds: Positive = 3600.0
-    """An answer that takes longer to compute is a failure like any other."""
+    """Time limit for computing an answer; exceeding it is a failure like any other."""
     answer_seconds: Positive | None = None
-    """Every new answer leaves so long after its question, computed or failed: when it comes then tells nothing."""
+    """Fixed time between a question and a new answer, computed or failed: the timing then tells nothing."""
     largest_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 31)] = 1 << 30
-    """A message of more bytes is not read."""
+    """Size limit: longer messages are not read."""
     models: dict[str, str] = Field(default_factory=dict)
-    """The models that experiments may bring, `package.module:factory` -> SHA-256 of the module's source file."""
+    """Models that experiments may bring: `package.module:factory` -> SHA-256 of the module's source file."""
     plugins: dict[str, str] = Field(default_factory=dict)
-    """The algorithms, mechanisms, topologies, samplers and resources that they may bring, as experiments name them:
+    """Algorithms, mechanisms, topologies, samplers and resources that experiments may bring, as they name them:
     `package.module:OBJECT`, or a name that an installed package offers -> SHA-256 of the module's source file."""
     largest_steps: Annotated[int, Field(ge=1)] = 100_000
-    """Local steps that one answer may take."""
+    """Limit of local steps per answer."""
     largest_start: Positive = 1e4
-    """The norm of public vectors that the site works from."""
+    """Limit of the norm of public vectors that the site computes from."""
     known_keys: list[str] = Field(default_factory=list)
     """Ed25519 public keys of researchers, in hex."""
     require_signature: bool = False
-    """Whether only experiments that one of those keys signed can be approved and answered."""
+    """Whether only experiments signed by one of those keys can be approved and answered."""
     arithmetic: Literal["integer", "float"] = "integer"
-    """In what the site clips and noises its updates; "float" leaves it to the experiment."""
+    """Arithmetic in which the site clips and noises its updates; "float" leaves it to the experiment."""
 
     def with_arithmetic(self, experiment: Experiment) -> Experiment:
-        """The experiment as this site computes it: in integers, where integers hold its updates.
+        """Return the experiment as this site computes it: in integers where integers can hold its updates.
 
-        Guarantees: events and epsilon stay the same; examples as the unit, and output and objective perturbation, have
+        Guarantees: events and epsilon do not change. Examples as the unit, and output and objective perturbation, have
         no integer form and stay in floating point.
         """
         privacy = experiment.privacy
@@ -74,14 +74,15 @@ class SitePolicy(Section):
 
 
 def read_policy(folder: Path) -> SitePolicy:
-    """The policy in a site's folder; mistakes are one line."""
+    """Return the policy in a site's folder; raise InvalidInput with one line otherwise."""
     return read_policy_file(folder / POLICY)
 
 
 def read_policy_file(path: Path) -> SitePolicy:
-    """The policy in a file."""
+    """Return the policy in a file; raise InvalidInput with one line otherwise."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        # An earlier version allowed any code with one switch. It is refused by name, so that an owner notices.
         if "own_code" in tables:
             law = "code is allowed by name and hash, not at large"
             invalid(f"{POLICY}: own_code", tables["own_code"], law, 'write "package.module:factory" = "SHA-256 of its '
@@ -97,40 +98,41 @@ def read_policy_file(path: Path) -> SitePolicy:
 
 
 def read_data(folder: Path, policy: SitePolicy) -> Client:
-    """The site's examples: an .npz archive of train_x, train_y, test_x and test_y, checked as users' own data are."""
+    """Return the site's examples from an .npz archive of train_x, train_y, test_x and test_y, checked as user data."""
     path = folder / policy.data
     arrays = tuple(read_arrays(path, ARRAYS).values())
     return checked_client("site", arrays, Data(source=str(path), classes=policy.classes))
 
 
 def federation_of(client: Client, number: int, clients: int, *, classes: int, vocabulary: int) -> Federation:
-    """The federation as one site sees it: its own data at its own number, and as many blank examples elsewhere."""
+    """Return the federation as one site sees it: its own data at its own number, and blank examples elsewhere."""
     blank = Client(blank_shard(client.train, len(client.train)), blank_shard(client.train, 0))
     everybody = tuple(client if n == number else blank for n in range(clients))
     return Federation("site", everybody, blank.test, classes, kind_of(client.train), vocabulary)
 
 
 def blank_shard(like: Shard, examples: int) -> Shard:
-    """Examples that nobody has: zeros of the right shape that take no memory."""
+    """Return `examples` zero examples of the right shape, which take no memory."""
     shape = (examples, *like.x.shape[1:])
     if not examples:
         return Shard(np.empty(shape, like.x.dtype), np.empty(0, np.int64))
+    # A broadcast scalar: a node that claims millions of examples must not make the server allocate them.
     x, y = np.zeros((), like.x.dtype), np.zeros((), np.int64)
     return Shard(np.broadcast_to(x, shape), np.broadcast_to(y, examples))
 
 
 def kind_of(shard: Shard) -> Kind:
-    """Vectors, images or text, by the inputs' type and shape."""
+    """Return vectors, images or text, by the type and shape of the inputs."""
     return KINDS[shard.x.dtype.kind, shard.x.ndim]
 
 
 PREFIX = b"sightline experiment "
-"""What is signed is this and the digest: a signature of something else is none of an experiment."""
+"""Signed in front of the digest, so that a signature of anything else is not valid for an experiment."""
 HEX = set("0123456789abcdef")
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key, readable by its owner only, and return the public one in hex."""
+    """Write a new private key, readable by its owner only, and return the public key in hex."""
     ed25519 = _load_cryptography()
     if path.exists():
         invalid("KEY", path, "is there already", "choose another name")
@@ -141,7 +143,7 @@ def make_key(path: Path) -> str:
 
 
 def sign_digest(path: Path, digest: str) -> str:
-    """`PUBLIC KEY SIGNATURE`, both in hex, of the key in a file."""
+    """Return `PUBLIC KEY SIGNATURE`, both in hex, made with the key in a file."""
     ed25519 = _load_cryptography()
     try:
         key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
@@ -151,9 +153,9 @@ def sign_digest(path: Path, digest: str) -> str:
 
 
 def check_signature(policy: SitePolicy, digest: str, signature: str | None) -> str:
-    """The key that signed the experiment; nothing when nobody did and the policy does not ask for it.
+    """Return the key that signed the experiment, or "" if there is no signature and the policy requires none.
 
-    Guarantees: a signature that is given is one of a known key and of this very digest, or it is refused.
+    Guarantees: a given signature is by a known key and of this exact digest; otherwise Refused is raised.
     """
     if signature is None:
         if policy.require_signature:
@@ -168,7 +170,7 @@ def check_signature(policy: SitePolicy, digest: str, signature: str | None) -> s
 
 
 def check_signer(policy: SitePolicy, signed_by: str) -> None:
-    """Raise Refused when the policy no longer accepts an approval that this key signed; "" stands for no signature."""
+    """Raise Refused if the policy no longer accepts an approval signed by this key; "" means no signature."""
     if not signed_by and policy.require_signature:
         law = "the experiment was approved without a signature, and this site now requires one"
         refuse("approval", "unsigned", law, "approve it again with --signature")

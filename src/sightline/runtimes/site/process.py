@@ -1,4 +1,4 @@
-"""A site as a process of its own: apps that came over the network reach it by a socket, and reach nothing else."""
+"""A site as its own process behind a socket: code from the network reaches the socket and nothing else."""
 
 import ctypes
 import fcntl
@@ -18,24 +18,25 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from sightline.errors import SightlineError, invalid
 from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, WireMessage
 
-if TYPE_CHECKING:  # a node that only asks does not load torch
+# A node that only asks must not load torch.
+if TYPE_CHECKING:
     from sightline.runtimes.site.site import Site
 
 LOG = logging.getLogger("sightline.site")
 LARGEST_LETTER = 1 << 31
 PATIENCE_SECONDS = 60.0
-"""The time in which a whole message must be there, and in which its answer must be taken."""
+"""Time within which a whole message must arrive, and within which its answer must be taken."""
 MOST_CALLERS = 32
 PAUSE_SECONDS = 0.1
 T = TypeVar("T")
 
 
 def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
-    """Answer one question per connection, until the process is ended.
+    """Answer one question per connection, until the process ends.
 
-    Guarantees: nothing at `place` is removed but a socket of this user at which nobody listens; messages are read as
-    safetensors, never unpickled; a caller that hangs up, drips or talks nonsense changes nothing and keeps nobody else
-    waiting; a message of more than the policy's `largest_bytes` is not read; no message ends the process.
+    Guarantees: nothing at `place` is removed except a stale socket of this user; messages are read as safetensors,
+    never unpickled; a caller that hangs up, drips or sends garbage changes nothing and delays no other caller; a
+    message of more than the policy's `largest_bytes` is not read; no message ends the process.
     """
     with _claim_socket(place) as listener:
         ready()
@@ -43,14 +44,15 @@ def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda:
         while listener.fileno() >= 0:
             try:
                 callers.take(listener.accept()[0])
-            except (OSError, RuntimeError) as error:  # out of descriptors or threads: others end soon
+            except (OSError, RuntimeError) as error:
+                # Out of descriptors or threads: other callers end soon, so wait and go on.
                 LOG.warning("a caller could not be taken (%s)", type(error).__name__)
                 time.sleep(PAUSE_SECONDS)
 
 
 @contextmanager
 def _claim_socket(place: Path) -> Iterator[socket.socket]:
-    """Listen at a path that no other process answers at; the lock beside it goes with the process."""
+    """Listen at a path at which no other process answers; the lock file beside it is released with the process."""
     lock = place.with_name(f"{place.name}.lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -63,6 +65,7 @@ def _claim_socket(place: Path) -> Iterator[socket.socket]:
             _refuse_taken(place)
         _remove_stale(place)
         with _listen_at(place) as listener:
+            # Remember the inode: at the end remove only the socket that this process made.
             own = place.lstat().st_ino
             try:
                 yield listener
@@ -79,7 +82,7 @@ def _refuse_taken(place: Path) -> NoReturn:
 
 
 def _remove_stale(place: Path) -> None:
-    """Remove the socket that a dead process of this user left; refuse anything else that is there."""
+    """Remove the socket that a dead process of this user left; raise InvalidInput for anything else at the path."""
     try:
         found = place.lstat()
     except FileNotFoundError:
@@ -100,7 +103,8 @@ def _remove_stale(place: Path) -> None:
 
 def _listen_at(place: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o117)  # the socket is for its owner and group: the user that runs the SuperNode is in the group
+    # The socket is for its owner and group: the user that runs the SuperNode is in the group.
+    before = os.umask(0o117)
     try:
         listener.bind(str(place))
         listener.listen(128)
@@ -113,11 +117,11 @@ def _listen_at(place: Path) -> socket.socket:
 
 
 class _Callers:
-    """The callers of a site, each in a thread of its own.
+    """The callers of a site, each served in its own thread.
 
-    Guarantees: at most MOST_CALLERS at a time, and together at most twice `largest_bytes` of messages. When there are
-    more, the one that has talked longest is hung up on: an honest message on a socket of this machine takes a moment.
-    A caller whose question is being answered is never hung up on.
+    Guarantees: at most MOST_CALLERS at a time, and together at most twice `largest_bytes` of messages. If there are
+    more, the caller that has been sending longest is disconnected: an honest message on a local socket takes a moment.
+    A caller whose question is being answered is never disconnected.
     """
 
     def __init__(self, site: "Site") -> None:
@@ -127,7 +131,7 @@ class _Callers:
         self._answering: dict[socket.socket, int] = {}
 
     def take(self, caller: socket.socket) -> None:
-        """Serve a caller from now on."""
+        """Serve a caller in a new thread, or turn it away if every place is taken by a question being answered."""
         with self._lock:
             if len(self._talking) + len(self._answering) >= MOST_CALLERS and not self._hang_up_on_oldest(caller):
                 LOG.warning("a caller was turned away: %d questions are being answered", len(self._answering))
@@ -145,6 +149,7 @@ class _Callers:
             content = _receive(caller, self._site.policy.largest_bytes, _end_of(PATIENCE_SECONDS), self._count)
             self._move(caller, self._talking, self._answering, len(content))
             answer = _answer_bytes(self._site, content)
+            # Free the question before the answer is sent: a slow reader must not hold both.
             del content
             self._move(caller, self._answering, self._talking, 0)
             _send(caller, answer, _end_of(PATIENCE_SECONDS))
@@ -156,7 +161,7 @@ class _Callers:
             self._forget(caller)
 
     def _count(self, caller: socket.socket, arrived: int) -> None:
-        """Note how many bytes have come from a caller; raises EOFError where it is to be left."""
+        """Record how many bytes a caller has sent; raise EOFError if the caller is to be disconnected."""
         with self._lock:
             if caller not in self._talking:
                 raise EOFError
@@ -190,7 +195,7 @@ class _Callers:
 
 
 def _answer_bytes(site: "Site", content: bytes | bytearray) -> bytes:
-    """Return the answer to a message as bytes; raises no Exception but MemoryError."""
+    """Return the answer to a message as bytes; raise no Exception except MemoryError."""
     try:
         return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS)).to_bytes()
     except SightlineError as error:
@@ -206,12 +211,13 @@ def _end_of(seconds: float | None) -> float:
 
 
 def _set_deadline(line: socket.socket, end: float) -> None:
-    """Let the next call on a socket raise TimeoutError at `end`."""
+    """Make the next call on a socket raise TimeoutError at `end`."""
+    # A timeout of 0 would mean non-blocking, hence at least a millisecond.
     line.settimeout(None if math.isinf(end) else max(1e-3, end - time.monotonic()))
 
 
 def _send(line: socket.socket, content: bytes, end: float) -> None:
-    """Send a message in the frame of `multiprocessing.connection`, whole before `end`."""
+    """Send a message in the frame of `multiprocessing.connection`, completely before `end`."""
     size = len(content)
     head = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
     for part in (head, content):
@@ -222,7 +228,7 @@ def _send(line: socket.socket, content: bytes, end: float) -> None:
 def _receive(
     line: socket.socket, largest: int, end: float, count: Callable[[socket.socket, int], None] = lambda *_: None
 ) -> bytearray:
-    """Receive a message of at most `largest` bytes, whole before `end`; memory grows with what has come."""
+    """Receive a message of at most `largest` bytes, completely before `end`; memory grows with the bytes received."""
     (size,) = struct.unpack("!i", _receive_exactly(line, 4, end, count))
     if size == -1:
         (size,) = struct.unpack("!Q", _receive_exactly(line, 8, end, count))
@@ -236,6 +242,7 @@ def _receive_exactly(
 ) -> bytearray:
     found = bytearray()
     while len(found) < size:
+        # The deadline is for the whole message: a timeout per read would let a caller drip one byte at a time.
         if time.monotonic() >= end:
             raise TimeoutError
         _set_deadline(line, end)
@@ -248,7 +255,7 @@ def _receive_exactly(
 
 
 def ask_site(place: Path, message: WireMessage, *, seconds: float | None = None) -> WireMessage:
-    """Return the answer of the site behind a socket, when all of it comes in time."""
+    """Return the answer of the site behind a socket, or a refusal if it does not arrive completely within `seconds`."""
     end = _end_of(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
     try:
         with socket.socket(socket.AF_UNIX) as site:
@@ -264,14 +271,14 @@ def ask_site(place: Path, message: WireMessage, *, seconds: float | None = None)
 
 
 class _TimeOver(BaseException):
-    """Raised in a thread whose time is over; no `except Exception` on its way holds it up."""
+    """Raised in a thread whose time is over. A BaseException, so that no `except Exception` on its way stops it."""
 
 
 def run_within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns; raises SightlineError when it takes longer.
+    """Return the result of `work`; raise SightlineError if it takes longer than `seconds`.
 
-    Guarantees: nothing is raised into the caller once this has returned. One long call into C is not interrupted: the
-    error comes at its end.
+    Guarantees: nothing is raised into the caller after this has returned. A long call into C is not interrupted: the
+    error is raised when it returns.
     """
     thread, lock, over = threading.get_ident(), threading.Lock(), False
 
@@ -290,12 +297,13 @@ def run_within(seconds: float, work: Callable[[], T]) -> T:
             timer.cancel()
             with lock:
                 over = True
-            _raise_in(thread, None)  # what was sent and has not arrived yet
+            # Cancel an exception that was sent but has not been raised yet.
+            _raise_in(thread, None)
     except _TimeOver:
         raise SightlineError(f"largest_seconds={seconds:g}: the answer would take longer") from None
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an error in a thread at its next step, or take back the one that it has not met yet."""
+    """Raise an error in a thread at its next bytecode, or cancel a pending one."""
     thing = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), thing)

@@ -1,4 +1,4 @@
-"""A real site: it answers the calls of experiments that its owner approved, each once, and stores each answer first."""
+"""A real site: it answers the planned calls of approved experiments, each once, and stores every answer first."""
 
 import fcntl
 import hashlib
@@ -60,43 +60,44 @@ NOISED, UNNOISED = "noised", "unnoised"
 
 @dataclass(frozen=True)
 class RunStore:
-    """What a site remembers of the one run of an approval: how far it is, its answers of the last round, what it keeps.
+    """The stored state of one approved run: its progress, the answers of the last round, and the client state.
 
-    Guarantees: the file is replaced whole, so that after a crash it holds the state before a change or after it.
+    Guarantees: the file is replaced atomically, so after a crash it holds the state before a change or after it.
     """
 
     path: Path
 
     def read(self) -> WireMessage:
-        """All of it; nothing before the first question."""
+        """Return the stored message, empty before the first question."""
         return WireMessage.from_bytes(self.path.read_bytes()) if self.path.exists() else WireMessage()
 
     @property
     def run(self) -> str | None:
-        """The run that the approval is bound to."""
+        """Return the run that the approval is bound to, or None."""
         found = self.read().words.get("run")
         return None if found is None else str(found)
 
     @property
     def last(self) -> tuple[int, ...]:
-        """The place of the last call that was begun; before all calls when there is none."""
+        """Return the position of the last call that was begun, or a position before all calls."""
         return tuple(self.read().words.get("last", (0, -1)))
 
     def begin(self, run: str, place: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str]) -> None:
-        """Bind the run and note a call as begun: from now on only this very question gets an answer for it.
+        """Bind the run and mark a call as begun: from now on only this exact question is answered for it.
 
-        `recorded` are the answers of the run in the ledger: one that a crash kept out of it is not counted as begun.
-        `mark` is the newest of the budget: a budget that does not know it later is an older copy.
+        `recorded` is the number of this run's answers in the ledger: a call that a crash kept out of it does not count
+        as begun. `mark` is the newest mark of the budget: a budget that later does not know it is an older copy.
         """
         found = self.read()
         words = dict(found.words)
+        # Only the last round is kept: a resumed run repeats that round, and calls come in increasing order.
         answers = {name: one for name, one in words.get("answers", {}).items() if _round_of(name) == place[0]}
         words |= {"run": run, "last": list(place), "asked": asked, "begun": recorded + 1, "mark": list(mark)}
         arrays = {n: a for n, a in found.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
         write_secret(self.path, WireMessage(words | {"answers": answers}, arrays).to_bytes())
 
     def put_answer(self, place: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result) -> None:
-        """Put away an answer and, with its kind, what the client keeps from now on."""
+        """Store an answer and the client state that follows from it."""
         found = self.read()
         name = f"{place[0]}.{place[1]}"
         answers = dict(found.words["answers"]) | {name: {"asked": asked, "words": dict(answer.words)}}
@@ -111,7 +112,7 @@ class RunStore:
         write_secret(self.path, WireMessage(words, arrays).to_bytes())
 
     def answer_to(self, place: tuple[int, int], asked: str) -> WireMessage | None:
-        """The answer that this very question got, when it was in the last round that was asked for."""
+        """Return the stored answer to this exact question if it was asked in the last round, or None."""
         found, name = self.read(), f"{place[0]}.{place[1]}"
         one = found.words.get("answers", {}).get(name)
         if one is None or one["asked"] != asked:
@@ -119,9 +120,10 @@ class RunStore:
         return WireMessage(one["words"], {"value": found.arrays[f"answer/{name}"]})
 
     def refuse_passed(self, place: tuple[int, int], asked: str) -> None:
-        """Refuse a call that is not after the last one, unless a crash kept it from its answer."""
+        """Raise Refused for a call that is not after the last one, unless a crash kept that one from its answer."""
         words = self.read().words
         last = self.last
+        # Fresh noise for a repeated call would give the server two noisy versions of one value, charged once.
         if place > last or (place == last and words["asked"] == asked):
             return
         at = f"round {place[0]}, use {place[1]}"
@@ -130,16 +132,17 @@ class RunStore:
         raise Refused(f"call={at}: the run is at round {last[0]}, use {last[1]}; calls come in increasing order")
 
     def kept(self, memory: str) -> tuple[Tensor | None, bool]:
-        """What the client keeps, and whether it was made from noised values only."""
+        """Return the client state, and whether it was made from noised values only."""
         found = self.read()
         array = found.arrays.get(f"kept/{memory}")
         return (None, True) if array is None else (own_tensor(array), found.words["kinds"][memory] == NOISED)
 
     def check_ledger(self, recorded: int) -> None:
-        """Refuse when the ledger has more or fewer answers of the run than were begun."""
+        """Raise LedgerDamaged if the ledger has more or fewer answers of the run than were begun."""
         words = self.read().words
         begun = words.get("begun", 0)
         last = ".".join(map(str, words.get("last", ())))
+        # A crash between `begin` and the ledger leaves one call begun and not recorded: that state is honest.
         unanswered = begun > 0 and last not in words["answers"]
         if recorded not in ({begun, begun - 1} if unanswered else {begun}):
             raise LedgerDamaged(f"state={BUDGET}: it lacks answers that this site gave; bring the newest one back")
@@ -150,10 +153,10 @@ def _round_of(name: str) -> int:
 
 
 class Site:
-    """One client that trusts its own folder and nothing else: site.toml, the data, and `state/`.
+    """One client that trusts only its own folder: site.toml, the data, and `state/`.
 
     Guarantees: only calls in the plan of an approved experiment are answered, each once, in increasing order, in one
-    run; everything but public vectors is the site's own copy; what the whole experiment reveals is reserved before its
+    run; everything but public vectors is the site's own copy; the cost of the whole experiment is reserved before its
     first answer; an answer is in the site's own ledger before its value exists; noise and sampling draws come from the
     operating system and are never used for two different values; the same question gets the same answer.
     """
@@ -163,7 +166,7 @@ class Site:
         self._open(read_policy(folder))
 
     def _open(self, policy: SitePolicy) -> None:
-        """Open the site under a policy; of the one before nothing is kept, and when this fails all of it is."""
+        """Open the site under a policy; on failure the site keeps its current policy and state."""
         data = read_data(self.folder, policy)
         if policy.unit == "sample" and not policy.allow_large_delta:
             accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, len(data.train), "examples")
@@ -180,7 +183,7 @@ class Site:
         self._checked = False
 
     def draw_up(self, experiment: Experiment, *, signature: str | None = None) -> Approval:
-        """What approving an experiment would mean; nothing is approved yet."""
+        """Return what approving an experiment would mean; nothing is approved yet."""
         digest = experiment_digest(experiment)
         signed_by = check_signature(self.policy, digest, signature)
         return draw_up_approval(
@@ -188,22 +191,25 @@ class Site:
         )
 
     def describe(self, approval: Approval) -> list[str]:
-        """What approving an experiment would mean, in plain words."""
+        """Return the lines that explain an approval to the owner."""
         return describe_approval(approval, self.policy, self.budget.share_with(approval.composition))
 
     def approve(self, approval: Approval) -> Approval:
-        """Reserve what the experiment costs and pin it; raises BudgetExhausted when it does not fit."""
+        """Reserve the cost of the experiment and store the approval; raise BudgetExhausted if it does not fit."""
         with self._hold_lock():
             self._check_files()
             approval = replace(approval, id=self.approvals.next_id(approval.digest))
+            # Reserve first: a crash in between leaves a reservation without an approval, which wastes budget but cannot
+            # exceed it.
             self.budget.reserve(approval.id, read_approved(approval).name, approval.composition)
             self.approvals.put(approval)
         return approval
 
     def revoke(self, id: str) -> bool:
-        """End an approval: its reservation stays spent and nothing more is answered; return False if it had ended.
+        """End an approval; return False if it had ended before.
 
-        It does not wait for an answer that is being computed: that one does not leave either.
+        Its reservation stays spent and nothing more is answered. This does not wait for an answer in progress: that
+        answer does not leave either.
         """
         if id not in {approval.id for approval in self.approvals.all()}:
             invalid("APPROVAL", id, "is not approved here", "sightline site status lists the approvals")
@@ -211,18 +217,20 @@ class Site:
 
     def _end(self, id: str, how: str) -> bool:
         ended, path = self.budget.end(id, how), self.approvals.ended_path(id)
-        if not path.exists():  # a second place, written last: an older copy of the first is noticed
+        # A second record, written last: if the first one is replaced by an older copy, the two disagree.
+        if not path.exists():
             write_secret(path, f"{how}\n".encode())
         return ended
 
     def check(self) -> None:
-        """Raise when a file of the state was lost or put back from a copy; while an answer is computed, do nothing."""
+        """Raise if a file of the state was lost or restored from a copy; do nothing while an answer is computed."""
         with suppress(BlockingIOError), self._hold_lock(wait=False):
             self._check_files()
 
     def progress(self, approval: Approval) -> tuple[int, int]:
         """Return how many answers of an approval have left, and how many can still be asked for."""
         record, last = self.budget.record(), self._store(approval.id).last
+        # Counted answers have left; one that was begun and not counted can still be asked for.
         left = {call.place: _answer_name(approval, call) in record.counted for call in approval.calls}
         waiting = [place for place, counted in left.items() if place > last or (place == last and not counted)]
         return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
@@ -233,16 +241,17 @@ class Site:
             return sum(release.event == Clear() for release in ledger)
 
     def answer(self, message: WireMessage) -> WireMessage:
-        """Return the answer to a question, or in one line why there is none.
+        """Return the answer to a question, or a refusal with the reason in one line.
 
-        Guarantees: raises no Exception, whatever the message holds. A question for which nothing is approved does not
-        wait for an answer that is being computed.
+        Guarantees: raises no Exception, whatever the message holds. A question without an approval does not wait for an
+        answer that is being computed.
         """
         try:
             message = read_site_question(message)
             if message.words.get("call") == HELLO:
                 return self.hello()
-            if not self._checked:  # a lost approval is told as that, not as one that never was
+            # Check the files first, so that a lost approval is reported as lost and not as never given.
+            if not self._checked:
                 self.check()
             self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
             with self._hold_lock():
@@ -253,26 +262,28 @@ class Site:
             LOG.warning("refused: %s", why)
             return WireMessage({"refused": why})
         except Exception as error:
+            # The text of an unexpected error may hold data: only its type leaves, the text stays in the site's log.
             LOG.exception("a question could not be answered")
-            return WireMessage(
-                {"refused": f"{type(error).__name__}; the site's log says more"}
-            )  # the text may hold data
+            return WireMessage({"refused": f"{type(error).__name__}; the site's log says more"})
 
     def hello(self) -> WireMessage:
-        """The public facts of a site: its number, and how much data of what kind it has."""
+        """Return the public facts of the site: its client number, and the size and kind of its data."""
         train, policy = self.data.train, self.policy
         shape = [int(size) for size in train.x.shape[1:]]
         facts = {"client": policy.client, "examples": len(train), "shape": shape, "kind": str(kind_of(train))}
         return WireMessage(facts | {"classes": policy.classes, "vocabulary": policy.vocabulary})
 
     def spent(self) -> float:
-        """The epsilon of all that is reserved so far, over all approved experiments, as the filter counts it."""
+        """Return the epsilon of all reservations so far, over all approved experiments, as the filter counts it."""
         return self.budget.status().spent
 
     def _answer_call(self, message: WireMessage) -> WireMessage:
         words = message.words
+        # The order of the checks below: approval and reservation first, then the call, then its vectors. Nothing is
+        # computed for a question that is not in an approved plan.
         policy = read_policy(self.folder)
-        if policy != self.policy:  # the owner's newest word counts, also for what was approved before
+        # Read the policy again for every question: a stricter policy also applies to earlier approvals.
+        if policy != self.policy:
             self._open(policy)
         if not self._checked:
             self._check_files()
@@ -284,9 +295,12 @@ class Site:
         vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
         asked = _asked(approval, call, vectors)
         name = _answer_name(approval, call)
+        # The same question gets the stored answer. Fresh noise on the same value, or the same noise on a changed value,
+        # would each reveal more than the ledger charges.
         before = store.answer_to(call.place, asked)
         if before is not None:
-            if not self.budget.was_counted(name):  # a crash came between; others may have been counted since
+            # A crash came between storing the answer and counting it; other answers may have been counted since.
+            if not self.budget.was_counted(name):
                 self.budget.advance(name, approval=approval.id)
             return before
         store.refuse_passed(call.place, asked)
@@ -294,14 +308,17 @@ class Site:
             raise LedgerDamaged(f"state={APPROVALS}: it lacks answers that this site gave; bring the newest one back")
         task = call.task_of(vectors, self.policy.client)
         memory = "" if task.memory is None else task.memory.name
+        # Noise and sampling are keyed by the question and the data, under a root from the operating system: after a
+        # crash the same question draws the same noise, and no other value ever does.
         draws = hashlib.sha256(f"{approval.id} {asked} {self._data_digest}".encode()).digest()
         side = ClientSide(
             side.setting, Streams.from_seed(side.setting.experiment.seed), Streams(self._root.root + draws)
         )
         begun = time.monotonic()
+        # The order must not change: ledger, value, stored answer, counter, and only then the answer leaves.
         clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked, mark)
         result = self._compute_output(side, task, approval, *store.kept(memory))
-        # that an update was not finite depends on the data: said only where the update itself is handed over
+        # Whether an update was finite depends on the data: reveal it only where the update itself is handed over.
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         store.put_answer(call.place, asked, answer, memory, result)
         self.budget.advance(name, approval=approval.id)
@@ -309,12 +326,13 @@ class Site:
         return answer
 
     def _wait_from(self, begun: float) -> None:
-        """Wait for the end of `answer_seconds`."""
+        """Sleep until `answer_seconds` after `begun`."""
+        # A fixed response time hides how long the computation took, which depends on the data.
         if self.policy.answer_seconds is not None:
             time.sleep(max(0.0, begun + self.policy.answer_seconds - time.monotonic()))
 
     def _find_approval(self, digest: str, run: str) -> tuple[Approval, RunStore]:
-        """The approval that a run is bound to, or the first that no run is bound to yet."""
+        """Return the approval that the run is bound to, or the first unbound one; raise Refused if there is none."""
         found = self.approvals.of(digest)
         if not found:
             raise Refused(
@@ -337,7 +355,7 @@ class Site:
         return RunStore(self._state / APPROVALS / f"{id}.secret")
 
     def _check_files(self) -> None:
-        """Raise when a file of the state contradicts the others; nothing is answered or approved then."""
+        """Raise if a file of the state contradicts the others; then nothing is answered or approved."""
         approvals, ended = self.approvals.all(), self.approvals.ended()
         check_unit(approvals, self.policy)
         record = self.budget.record()
@@ -361,7 +379,7 @@ class Site:
         asked: str,
         mark: tuple[int, str],
     ) -> bool:
-        """Write to the site's own ledger what is about to leave; whether that is without noise."""
+        """Write the claims of the answer to the site's own ledger; return whether it leaves without noise."""
         name = f"{approval.id}, {call.round}.{call.use}"
         memory, noised = store.kept("" if task.memory is None else task.memory.name)
         updates = side.updates_for(task, memory, noised=noised)
@@ -372,6 +390,7 @@ class Site:
             claims = own_claims(task, updates, context, self._mechanism(side, approval, context))
             if store.read().words.get("asked") != asked:
                 store.begin(run, call.place, asked, recorded=recorded, mark=mark)
+            # After a crash the claim may be in the ledger already: the same call is charged once.
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
         return any(release.event == Clear() for release in claims)
@@ -379,10 +398,11 @@ class Site:
     def _compute_output(
         self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
-        """Return the value; when it cannot be computed, that of the same call on blank examples: that tells nothing.
+        """Return the value; if it cannot be computed, return the value of the same call on blank examples.
 
-        When that fails too, the run ends here: a value without noise must not leave, and a refusal at every question
-        would tell every time whether the data failed.
+        A failure would tell something about the data, blank examples tell nothing. If they fail too, the approval ends:
+        a value without noise must not leave, and a refusal of every question would tell each time whether the data
+        failed.
         """
         begun = time.monotonic()
         try:
@@ -408,12 +428,12 @@ class Site:
         return run_within(self._seconds_to_compute(), work)
 
     def _seconds_to_compute(self) -> float:
-        """How long one attempt may take: two of them fit into the fixed time of an answer."""
+        """Return the time limit of one attempt; two attempts fit into the fixed response time."""
         whole = self.policy.answer_seconds
         return self.policy.largest_seconds if whole is None else min(self.policy.largest_seconds, 0.4 * whole)
 
     def _blank_side(self, side: ClientSide) -> ClientSide:
-        """The same streams over examples that nobody has."""
+        """Return a client side with the same streams over blank examples."""
         blank = self.data.train
         empty = replace(self.data, train=replace(blank, x=np.zeros_like(blank.x), y=np.zeros_like(blank.y)))
         facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
@@ -424,14 +444,14 @@ class Site:
         return side.mechanism(approval.noise, context)
 
     def _build_side(self, id: str) -> ClientSide:
-        """The experiment of an approval over this site's data."""
+        """Build the experiment of an approval over this site's data."""
         (approval,) = (one for one in self.approvals.all() if one.id == id)
         setting = check_approval(approval, self.policy, self.data)
         return ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
 
     @contextmanager
     def _read_ledger(self) -> Iterator[tuple[Ledger, SqliteStore]]:
-        """What has left the site."""
+        """Open the ledger of everything that has left the site."""
         with closing(connect_to_write(self._state / BUDGET)) as connection:
             store = SqliteStore(connection)
             participants = {client_name(self.policy.client), SERVER, PUBLIC}
@@ -439,7 +459,7 @@ class Site:
 
     @contextmanager
     def _hold_lock(self, *, wait: bool = True) -> Iterator[None]:
-        """One answer at a time, whatever processes work for this site; without `wait` raise BlockingIOError."""
+        """Allow one answer at a time over all processes of this site; without `wait`, raise BlockingIOError."""
         handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -449,12 +469,12 @@ class Site:
 
 
 def _answer_name(approval: Approval, call: PlannedCall) -> str:
-    """The name under which the budget counts an answer."""
+    """Return the name under which the budget counts an answer."""
     return f"answer {approval.id} {call.round}.{call.use}"
 
 
 def _asked(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor]) -> str:
-    """The hash of what a question says: the call and its vectors."""
+    """Return the hash of a question: the call and its vectors."""
     found = hashlib.sha256(json.dumps([approval.id, call.kind, *call.place, call.part]).encode())
     for name, vector in sorted(vectors.items()):
         array = vector.numpy()

@@ -1,8 +1,8 @@
-"""The files of a site's state against each other: one that was lost, or put back from a copy, contradicts the others.
+"""Consistency checks between the files of a site's state: a lost or restored file contradicts the others.
 
-What is written, in this order: the reservation (`lifetime.sqlite`), the approval, the run's memory (`approvals/`), the
-ledger (`budget.sqlite`), the count of the answer (`lifetime.sqlite`). A crash between two of them leaves a state that
-passes: nothing has left the site yet.
+The files are written in this order: the reservation (`lifetime.sqlite`), the approval, the run's store (`approvals/`),
+the ledger (`budget.sqlite`), the count of the answer (`lifetime.sqlite`). A crash between two of them leaves a state
+that passes: nothing has left the site yet.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,19 +19,20 @@ BUDGET = "budget.sqlite"
 
 
 def check_reservations(approvals: Sequence[Approval], ended: Collection[str], record: LifetimeRecord) -> None:
-    """Raise LedgerDamaged unless every approval has its reservation, and every ended one is known to have ended."""
+    """Raise LedgerDamaged unless every approval has its reservation, and every ended one is recorded as ended."""
     for approval in approvals:
         if record.events.get(approval.id) != events_digest(approval.composition):
             _damaged(LIFETIME, f"holds no reservation of approval {approval.id}")
+    # The reverse is allowed: a crash between the two records of an ending leaves only the first.
     for id in ended:
         if id not in record.ended:
             _damaged(LIFETIME, f"does not know that approval {id} has ended")
 
 
 def check_answers(runs: Mapping[str, Mapping[str, Any]], record: LifetimeRecord, joints: Collection[str]) -> None:
-    """Raise LedgerDamaged unless all answers belong to an approval, a reservation and a line of the ledger.
+    """Raise LedgerDamaged unless every answer belongs to an approval, a reservation and a row of the ledger.
 
-    `runs` has the memory of every approval's run, empty where no run has begun; `joints` are the ledger's names.
+    `runs` holds the stored state of every approval's run, empty if no run has begun; `joints` are the ledger's names.
     """
     answers = [tuple(what.split(" ")[1:]) for what in record.counted if what.startswith("answer ")]
     for id, place in answers:
@@ -43,13 +44,14 @@ def check_answers(runs: Mapping[str, Mapping[str, Any]], record: LifetimeRecord,
         if id not in runs:
             _damaged(APPROVALS, f"lacks approval {id}, which has answered")
     for words in runs.values():
+        # Marks older than REMEMBERED are dropped from the record, so a missing number alone proves nothing.
         number, head = words.get("mark", (0, None))
         if number > max(record.marks) or (head is not None and record.marks.get(number, head) != head):
             _damaged(LIFETIME, f"is older than the run that knew change {number}")
 
 
 def check_unit(approvals: Sequence[Approval], policy: SitePolicy) -> None:
-    """Raise InvalidInput when the budget was spent on another unit: costs per example and per client do not add up."""
+    """Raise InvalidInput if the budget was spent on another unit: costs per example and per client do not add up."""
     for approval in approvals:
         privacy = read_approved(approval).privacy
         if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
