@@ -23,6 +23,12 @@ class DrawnCohort:
 
     draw: Draw
     members: frozenset[int]
+    among: frozenset[int] = frozenset()
+    """The members of the channel that it was drawn from."""
+
+
+class StoppedByGate(BudgetExhausted):
+    """The budget ends the run: the gate alone raises this, before a round that is fixed beforehand."""
 
 
 class SeenBefore(Exception):
@@ -33,7 +39,7 @@ class ReleaseGate:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
-    took part has a cohort of its own, drawn by the sampler, and nobody else is in it; a round of a run that follows a
+    took part is of a cohort of its own, exactly as the sampler drew it; a round of a run that follows a
     plan claims nothing beyond it; a round that was interrupted makes the same releases again,
     unless real nodes have seen some of it: then it is done `anew`, with other sampling and noise, and all of it counts.
     So does what was released before number `since`, by other code.
@@ -62,22 +68,37 @@ class ReleaseGate:
         """A cohort of the channel was drawn: one release may hide behind its sampling."""
         self._cohorts[channel.name].append(cohort)
 
-    def take_draw(self, channel: Channel) -> DrawnCohort | None:
-        """The channel's first cohort that no release call has taken: in the order in which they were drawn."""
+    def take_draw(self, channel: Channel, sealed: Sequence[DrawnCohort] | None = None) -> DrawnCohort | None:
+        """The channel's first cohort that no release call has taken: in the order in which they were drawn.
+
+        A `sealed` cohort is released by its own draw, once, whatever the order.
+        """
         waiting = self._cohorts[channel.name]
-        return waiting.pop(0) if waiting else None
+        if sealed is None:
+            return waiting.pop(0) if waiting else None
+        for place, one in enumerate(waiting):
+            if one.among == frozenset(channel.members) and any(one is mine for mine in sealed):
+                return waiting.pop(place)
+        raise Refused(
+            f"channel={channel.name}: the cohort was released already, or was not drawn from this channel; "
+            "sample the channel again before every release"
+        )
 
     def check_draws(
-        self, claims: tuple[Release, ...], channel: Channel, updates: Updates, drawn: DrawnCohort | None
-    ) -> tuple[Release, ...]:
+        self, claims: tuple[Release, ...], channel: Channel, updates: Updates, drawn: DrawnCohort | None, *,
+        sealed: bool = False,
+    ) -> tuple[Release, ...]:  # fmt: skip
         """The claims, each with the draw that it rests on; one that claims to hide who was drawn needs one of its own.
 
-        Draws of a schedule hide many releases, which are charged as one and have a joint name.
+        Draws of a schedule hide many releases, which are charged as one and have a joint name. An algorithm of another
+        package may hide behind a `sealed` cohort only.
         """
         found, at = [], updates.at
         for claim in claims:
             draw = None
             if self._setting.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
+                if self._setting.foreign and not sealed:
+                    drawn = None
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
             elif self._setting.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
                 draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
@@ -115,7 +136,7 @@ class ReleaseGate:
         for more in later.charge_rounds_after(self._time, self._ledger) if later is not None else ():
             try:
                 self._check_budget([*rows, *more])
-            except BudgetExhausted:
+            except StoppedByGate:
                 break
             rows += more
         if rows:
@@ -151,7 +172,7 @@ class ReleaseGate:
         for kind, lines in self._setting.topology.lines.items():
             if not self._ledger.fits_budget(lines, room, planned=claims):
                 epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
-                raise BudgetExhausted(
+                raise StoppedByGate(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"
                 )
@@ -165,24 +186,26 @@ class ReleaseGate:
             delta = setting.experiment.privacy.delta
             spent = setting.earlier.worst(self._ledger, lines, delta, setting.accountant, claims)
             if spent > limit:
-                raise BudgetExhausted(
+                raise StoppedByGate(
                     f"stop_at_epsilon={limit:g}: with the runs that model.init comes from, round {self._time} would "
                     f"cost {spent:.4g} against {kind}; stopped before it"
                 )
 
 
 def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) -> Draw:
-    """The draw that hides who is in a release; members who were not drawn would be in it for certain."""
+    """The draw that hides who is in a release: of exactly those who were drawn.
+
+    Others would be in it for certain; who is left out of a draw may follow from who else was drawn.
+    """
     if drawn is None:
         raise Refused(
             f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
-            "drawn for it; sample the channel again before every release"
+            "drawn for it; sample the channel before every release and train its cohort as it is"
         )
-    more = set(updates.cohort.members) - drawn.members
-    if more:
+    if set(updates.cohort.members) != drawn.members:
         raise Refused(
-            f"channel={channel.name}: this release claims that sampling hides who is in it, and client {min(more)} was "
-            "not drawn for it; train whom the channel sampled, in the order of the draws"
+            f"channel={channel.name}: this release claims that sampling hides who is in it, and its cohort is not the "
+            "one that was drawn for it; train exactly whom the channel sampled, in the order of the draws"
         )
     return drawn.draw
 
