@@ -326,15 +326,16 @@ def live_round(file, seed=0):
     return TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
 
 
-@pytest.mark.parametrize("members", [range(1), range(12)], ids=["fewer", "more"])
-def test_a_hidden_release_is_of_exactly_the_drawn_cohort(members):
+@pytest.mark.parametrize("choose", [lambda drawn: drawn[:1], lambda drawn: tuple(range(12))], ids=["fewer", "more"])
+def test_a_hidden_release_is_of_exactly_the_drawn_cohort(choose):
     """Also for built-in algorithms. Capped at 3 of 10, z = 2: 2.935 was stated, more than 7 is true."""
     file = make_file({"unit": "client", "where": "server"}, tables=POISSON)
     file["data"] |= {"clients": 12}
     r = live_round(file)
-    assert 1 < len(r.sample().members) < 12
+    drawn = r.sample().members
+    assert 1 < len(drawn) < 12
     with pytest.raises(Refused, match="its cohort is not the one that was drawn for it"):
-        r.release_mean(r.train(Cohort(tuple(members)), Public(torch.zeros(1))))
+        r.release_mean(r.train(Cohort(choose(drawn)), Public(torch.zeros(1))))
 
 
 HIDING = {
@@ -493,6 +494,25 @@ def test_whatever_ends_a_round_charges_the_whole_plan(file_of, tmp_path, end):
     with pytest.raises(error):
         engine.run_loop(setting_of(file), tmp_path / "run", partial(Simulator), resume=True)
     assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)  # once
+
+
+def test_a_round_that_goes_further_after_its_plan_was_charged_is_refused(file_of, tmp_path):
+    """Its second release would be taken for a charge of the plan."""
+    failing = []
+
+    def run_round(state, r, settings):
+        state = plain(state, r, settings)
+        if r.time > 3 and not r.rehearsal and not failing:
+            failing.append(r.time)
+            raise Enough
+        return plain(state, r, settings)
+
+    file = file_of(make(run_round), "server", POISSON)
+    with pytest.raises(Enough):
+        run_of(file, tmp_path / "run")
+    with pytest.raises(Refused, match="round=4: the round ended by an error before, and the whole plan was charged"):
+        engine.run_loop(setting_of(file), tmp_path / "run", partial(Simulator), resume=True)
+    assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)
 
 
 def charged_in(folder):

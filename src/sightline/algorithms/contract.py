@@ -135,7 +135,10 @@ class Round(Protocol):
         """How much work the cohort's mean update is the mean of."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of all clients."""
+        """Draw who of a channel's members takes part, as the experiment's sampler says; by default of all clients.
+
+        Where sampling hides who that is, an algorithm of another package cannot read it: the cohort is for `train`.
+        """
 
     def everyone(self) -> Cohort:
         """All clients, openly."""

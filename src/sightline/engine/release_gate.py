@@ -152,6 +152,9 @@ class ReleaseGate:
         if not self._steadfast and _asked_for(claims) and _asked_for(later):
             raise SeenBefore
         found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
+        if any(release.source == PLAN for release in found):
+            law = "the round ended by an error before, and the whole plan was charged"
+            raise Refused(f"round={self._time}: {law}; start a new run")
         if [release.body() for release in found] != [release.body() for release in claims]:
             raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
         return found
