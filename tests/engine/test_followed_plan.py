@@ -1,8 +1,9 @@
 """Released values do not decide what a stated epsilon is: claims follow a plan, and what is left out is charged."""
 
+import pickle
 import sys
 from contextlib import suppress
-from dataclasses import make_dataclass, replace
+from dataclasses import asdict, make_dataclass, replace
 from functools import partial
 from types import ModuleType
 
@@ -15,7 +16,7 @@ from sightline import accounting, algorithms, engine
 from sightline.algorithms import Algorithm
 from sightline.config import parse
 from sightline.engine.algorithm_laws import check_sources
-from sightline.engine.execution import DryExecution
+from sightline.engine.execution import DryExecution, LiveExecution
 from sightline.engine.followed_plan import PLAN, LeftPlan
 from sightline.engine.plan import follow_plan, plan_releases
 from sightline.engine.round import TrainingRound
@@ -23,7 +24,9 @@ from sightline.errors import Refused
 from sightline.events import Gaussian, Pooled
 from sightline.ledger import Ledger
 from sightline.mechanisms import Cohort, LocalSchedule, Public
+from sightline.mechanisms.updates import SealedCohort, open_sealed
 from sightline.plugins import BrokenLaw
+from sightline.randomness import Streams
 from sightline.runtimes import Simulator
 from sightline.testing import check_algorithm
 from sightline.testing.checks import DELTA, TARGET, make_file
@@ -309,8 +312,229 @@ def test_a_hidden_cohort_holds_nobody_who_was_not_drawn(file_of, tmp_path, run_r
     """Both ran, and claimed the amplification of a rate of a half: of six rounds with everybody in, 6 of 11.4."""
     file = file_of(make(run_round), "server", POISSON)
     file["data"] |= {"clients": 12}
-    with pytest.raises(Refused, match="was not drawn for it"):
+    with pytest.raises(Refused, match=r"no cohort was drawn for it|a drawn cohort stays hidden"):
         run_of(file, tmp_path / "run")
+
+
+def live_round(file, seed=0):
+    """A round of a real run, with drawn cohorts and invented values."""
+    setting = engine.build_experiment(parse(file))
+    execution = DryExecution(setting.federation.sizes.tolist())
+    streams = Streams.from_seed(seed)
+    execution.draw_members = LiveExecution(execution.worker, streams).draw_members
+    execution.secret = streams
+    return TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
+
+
+@pytest.mark.parametrize("choose", [lambda drawn: drawn[:1], lambda drawn: tuple(range(12))], ids=["fewer", "more"])
+def test_a_hidden_release_is_of_exactly_the_drawn_cohort(choose):
+    """Also for built-in algorithms. Capped at 3 of 10, z = 2: 2.935 was stated, more than 7 is true."""
+    file = make_file({"unit": "client", "where": "server"}, tables=POISSON)
+    file["data"] |= {"clients": 12}
+    r = live_round(file)
+    drawn = r.sample().members
+    assert 1 < len(drawn) < 12
+    with pytest.raises(Refused, match="its cohort is not the one that was drawn for it"):
+        r.release_mean(r.train(Cohort(choose(drawn)), Public(torch.zeros(1))))
+
+
+HIDING = {
+    "poisson": POISSON,
+    "fixed": {"sampling": {"clients": {"scheme": "fixed", "rate": 0.5}}},
+    "balanced": {"sampling": {"clients": {"scheme": "balanced", "uses": 3}}},
+    "turns": {"sampling": {"clients": {"scheme": "turns", "groups": 2, "rate": 0.5}}},
+}
+
+
+@pytest.mark.parametrize("scheme", HIDING)
+def test_a_plain_algorithm_runs_wherever_sampling_hides(file_of, tmp_path, scheme):
+    file = file_of(make(plain), "server", HIDING[scheme])
+    file["data"] |= {"clients": 12}
+    assert live_round(file).sample().__class__ is SealedCohort
+    run = run_of(file, tmp_path / "own")
+    file["algorithm"] = {"name": "fedavg"}
+    assert run.epsilon == pytest.approx(run_of(file, tmp_path / "fedavg").epsilon)
+
+
+def test_sealed_updates_are_shared_between_the_edges_of_a_tree(file_of, tmp_path):
+    tree = {"topology": {"kind": "tree", "subnets": 2, "trusted": 1.0}}
+    run = run_of(file_of(make(plain), "edge", POISSON | tree), tmp_path / "run")
+    assert run.epsilon <= TARGET * (1 + 1e-6)
+
+
+LOOKS = {
+    "members": lambda cohort, r: cohort.members,
+    "length": lambda cohort, r: len(cohort),
+    "iteration": lambda cohort, r: list(cohort),
+    "membership": lambda cohort, r: 0 in cohort,
+    "equality": lambda cohort, r: cohort == r.everyone(),
+    "repr": lambda cohort, r: str(cohort),
+    "fields": lambda cohort, r: asdict(cohort),
+    "hash": lambda cohort, r: hash(cohort),
+    "copy": lambda cohort, r: pickle.dumps(cohort),
+    "updates": lambda cohort, r: r.train(cohort, Public(torch.zeros(1))).starts,
+    "their cohort": lambda cohort, r: r.train(cohort, Public(torch.zeros(1))).cohort,
+    "their sizes": lambda cohort, r: r.train(cohort, Public(torch.zeros(1))).sizes(),
+    "their copy": lambda cohort, r: replace(r.train(cohort, Public(torch.zeros(1))), starts={}),
+    "each": lambda cohort, r: r.release_each(r.train(cohort, Public(torch.zeros(1)))),
+    "choices": lambda cohort, r: r.select_models(cohort, [Public(torch.zeros(1))] * 2, epsilon=1.0),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_hidden_cohort_cannot_be_read(file_of, look):
+    """Of 10 clients, q = .5, 20 rounds, delta .01. Divided by the cohort: 0.111 was stated at z = 20 and 4.43 is true.
+    Rounds of small cohorts left out: 0.111 and 3.04. Who was drawn in the metrics: 2.935 at z = 2, and 4.32 to 7.02."""
+    r = live_round(file_of(make(plain), "server", POISSON))
+    with pytest.raises(BrokenLaw, match=r"a drawn cohort stays hidden.*r.train.*full"):
+        LOOKS[look](r.sample(), r)
+
+
+def test_what_training_refuses_does_not_tell_who_was_drawn(file_of):
+    """For every draw: a start is missing, or there are rows for a cohort of four."""
+    start, model = {1: Public(torch.zeros(1))}, Public(torch.zeros(1))
+    for seed in range(8):
+        r = live_round(file_of(make(plain), "server", POISSON), seed)
+        with pytest.raises(Refused, match="start=1 models: has no model for some who could have been drawn"):
+            r.train(r.sample(), start)
+        with pytest.raises(Refused, match="anchor=rows"):
+            r.train(r.sample(), model, proximal=1.0, anchor=torch.zeros(4, 1))
+
+
+def scaled(state, r):
+    cohort = r.sample()
+    return {"model": state["model"] + (3 / max(1, len(cohort.members))) * step_of(state, r, cohort)}
+
+
+def skipping(state, r):
+    cohort = r.sample()
+    return dict(state) if len(cohort.members) < 3 else moved(state, step_of(state, r, cohort))
+
+
+def capped(state, r):
+    return moved(state, step_of(state, r, Cohort(r.sample().members[:3])))
+
+
+def telling(state, r):
+    cohort = r.sample()
+    r.note_metrics(has0=float(0 in cohort.members))
+    return moved(state, step_of(state, r, cohort))
+
+
+@pytest.mark.parametrize("change", [scaled, skipping, capped, telling])
+def test_an_algorithm_that_reads_a_hidden_cohort_is_refused(file_of, tmp_path, change):
+    """All four ran. In the first rounds no run is made; later the whole plan is charged."""
+    run_round = lambda state, r, settings: change(state, r)  # noqa: E731
+    with pytest.raises(Refused, match="a drawn cohort stays hidden"):
+        run_of(file_of(make(run_round), "server", POISSON), tmp_path / "early")
+    assert not (tmp_path / "early").exists()
+    with pytest.raises(Refused, match="a drawn cohort stays hidden"):
+        run_of(file_of(make(late(change)), "server", POISSON), tmp_path / "late")
+    assert charged_in(tmp_path / "late") == pytest.approx(TARGET, rel=1e-6)
+    open_ = run_of(file_of(make(run_round)), tmp_path / "open")  # everybody takes part: nothing is hidden
+    assert open_.epsilon == pytest.approx(TARGET, rel=1e-6)
+
+
+def test_check_algorithm_refuses_a_look_at_a_hidden_cohort():
+    with pytest.raises(BrokenLaw, match="a drawn cohort stays hidden"):
+        check_algorithm(make(lambda state, r, settings: scaled(state, r)))
+
+
+def test_only_a_sealed_cohort_is_hidden(file_of):
+    """A cohort that the algorithm made may be the drawn one by chance, or by what it knows."""
+    r = live_round(file_of(make(plain), "server", POISSON))
+    drawn = open_sealed(r.sample())[0]
+    with pytest.raises(Refused, match="no cohort was drawn for it"):
+        r.release_mean(r.train(Cohort(drawn.members), Public(torch.zeros(1))))
+
+
+def test_a_sealed_cohort_is_released_once_by_its_own_draw(file_of):
+    r = live_round(file_of(make(plain), "server", POISSON))
+    first, second = r.sample(), r.sample()
+    start = Public(torch.zeros(1))
+    r.release_mean(r.train(second, start))
+    with pytest.raises(Refused, match="the cohort was released already"):
+        r.release_mean(r.train(second, start))
+    r.release_mean(r.train(first, start))
+    few = replace(r.channels[0], members=(0, 1))
+    with pytest.raises(Refused, match="was not drawn from this channel"):
+        r.release_mean(r.train(r.sample(few), start), r.channels[0])
+
+
+class Enough(Exception):
+    pass
+
+
+def raises(error):
+    def change(state, r):
+        step_of(state, r)
+        raise error
+
+    return change
+
+
+ENDS = {
+    "budget": (raises(sightline.BudgetExhausted("good enough")), sightline.BudgetExhausted),
+    "error": (raises(Enough()), Enough),
+    "iteration": (raises(StopIteration()), StopIteration),
+    "exit": (raises(SystemExit(0)), SystemExit),
+    "nothing": (lambda state, r: moved(state, step_of(state, r)) and None, AttributeError),
+    "no model": (lambda state, r: {"other": moved(state, step_of(state, r))["model"]}, KeyError),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_ends_a_round_charges_the_whole_plan(file_of, tmp_path, end):
+    """Ended by `BudgetExhausted`, a run stated 0.690 of 2.935; by any error from round 4 on, 1.06 of 2.935."""
+    change, error = ENDS[end]
+    file = file_of(make(late(change)), "server", POISSON)
+    with pytest.raises(error):
+        run_of(file, tmp_path / "run")
+    assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)
+    with pytest.raises(error):
+        engine.run_loop(setting_of(file), tmp_path / "run", partial(Simulator), resume=True)
+    assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)  # once
+
+
+def test_a_round_that_goes_further_after_its_plan_was_charged_is_refused(file_of, tmp_path):
+    """Its second release would be taken for a charge of the plan."""
+    failing = []
+
+    def run_round(state, r, settings):
+        state = plain(state, r, settings)
+        if r.time > 3 and not r.rehearsal and not failing:
+            failing.append(r.time)
+            raise Enough
+        return plain(state, r, settings)
+
+    file = file_of(make(run_round), "server", POISSON)
+    with pytest.raises(Enough):
+        run_of(file, tmp_path / "run")
+    with pytest.raises(Refused, match="round=4: the round ended by an error before, and the whole plan was charged"):
+        engine.run_loop(setting_of(file), tmp_path / "run", partial(Simulator), resume=True)
+    assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)
+
+
+def charged_in(folder):
+    with engine.RunRecord.open_to_read(folder) as record:
+        return record.ledger().epsilon("client-1", "public", DELTA)
+
+
+@pytest.mark.parametrize("release", [True, False], ids=["after", "before"])
+def test_only_the_gate_ends_a_run_for_its_budget(file_of, tmp_path, release):
+    """`check_algorithm` passed both, and the report said "Ended early" and 0.690 of 2.935."""
+
+    def run_round(state, r, settings):
+        after = plain(state, r, settings) if release or r.time < 2 else state
+        if r.time >= 2 and not r.rehearsal:
+            raise sightline.BudgetExhausted("good enough")
+        return after
+
+    with pytest.raises(BrokenLaw, match=r"only the budget raises BudgetExhausted.*round 2.*good enough.*`finished`"):
+        check_algorithm(make(run_round))
+    with pytest.raises(Refused, match="only the budget raises BudgetExhausted"):
+        run_of(file_of(make(run_round), "server", POISSON), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

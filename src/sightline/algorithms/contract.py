@@ -138,7 +138,10 @@ class Round(Protocol):
         """Return the public facts about the work behind the cohort's mean update."""
 
     def sample(self, channel: Channel | None = None) -> Cohort:
-        """Draw the cohort of a channel by the experiment's sampler; by default of all clients."""
+        """Draw the cohort of a channel by the experiment's sampler; by default of all clients.
+
+        Where sampling hides who that is, an algorithm of another package cannot read it: the cohort is for `train`.
+        """
 
     def everyone(self) -> Cohort:
         """Return the cohort of all clients, publicly."""

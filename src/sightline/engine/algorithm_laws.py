@@ -17,6 +17,7 @@ import torch
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
 from sightline.engine.followed_plan import FollowedPlan, LeftPlan, facts_of
+from sightline.engine.release_gate import StoppedByGate
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
@@ -195,8 +196,11 @@ def _rehearse(
         try:
             r = TrainingRound(setting, ledger, execution, time, memories, plan=plan)
             state = setting.algorithm.round(_public_state(state), r, setting.settings)
-        except BudgetExhausted:
+        except StoppedByGate:
             return done
+        except BudgetExhausted as error:
+            seen = f"round {time} raises it itself ({error}); end a run by `finished`, which charges the whole plan"
+            raise BrokenLaw("only the budget raises BudgetExhausted", seen) from None
         except LeftPlan as error:
             raise BrokenLaw("a run claims what its plan claims", str(error)) from None
         memories = r.memories

@@ -41,11 +41,11 @@ from sightline.engine.evaluation import (
     task_row,
 )
 from sightline.engine.execution import LiveExecution
-from sightline.engine.followed_plan import FollowedPlan, LeftPlan, refuse_early_stop
+from sightline.engine.followed_plan import FollowedPlan, refuse_early_stop
 from sightline.engine.metadata import facts_of, notes_of, seen_by
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
-from sightline.engine.release_gate import SeenBefore
+from sightline.engine.release_gate import SeenBefore, StoppedByGate
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
     ENDED,
@@ -61,7 +61,7 @@ from sightline.engine.run_directory import (
     write_settings,
 )
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
-from sightline.errors import BudgetExhausted, invalid
+from sightline.errors import invalid
 from sightline.events import Unit
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules
@@ -269,7 +269,7 @@ class TrainingLoop:
                 break
             try:
                 state = self._run_round(state, number)
-            except BudgetExhausted as stop:
+            except StoppedByGate as stop:
                 reason = str(stop)
                 break
         self._finish_run(state, reason, ending)
@@ -300,13 +300,11 @@ class TrainingLoop:
     def _run_round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
         try:
-            r, after = self._commit_round(state, number)
+            r, state = self._commit_round(state, number)
         # Real nodes have seen values of the interrupted attempt. Repeat the round with streams named by the length of
         # the ledger; the releases of both attempts count.
         except SeenBefore:
-            r, after = self._commit_round(state, number, anew=True)
-        # Replace sources by their frontier: ids that others were computed from add nothing, and the sets stay small.
-        state = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
+            r, state = self._commit_round(state, number, anew=True)
         self.memories = r.memories
         head = self.record.store.head()
         checkpoint = Checkpoint(number, state, len(self.ledger), head, r.counts, self.memories)
@@ -327,13 +325,24 @@ class TrainingLoop:
         redone = anew and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
         r = TrainingRound(*where, anew=anew, since=self.change.since, plan=None if redone else self.plan)
         try:
-            after = self.setting.algorithm.round(state, r, self.setting.settings)
-        # The round stops, but what it planned is charged: at which claim it left the plan may follow released values.
-        except LeftPlan:
-            r.charge_plan(later=self.plan)
+            after = self._ask_algorithm(state, r)
+        except (SeenBefore, KeyboardInterrupt):
+            raise
+        except BaseException:  # released values may have decided on this end too
+            if self.plan is not None:
+                r.charge_plan(later=self.plan)
             raise
         r.charge_plan(later=self._plan_after(after, number))
         return r, after
+
+    def _ask_algorithm(self, state: State, r: TrainingRound) -> State:
+        """The state after a round, when the algorithm can go on from it: what it raises later it raises here."""
+        algorithm = self.setting.algorithm
+        after = algorithm.round(state, r, self.setting.settings)
+        after = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
+        if self.plan is not None:
+            algorithm.finished(after), algorithm.found(after), algorithm.models(after, self.setting.clients)
+        return after
 
     def _follow_plan(self) -> FollowedPlan:
         nodes = self.worker.nodes

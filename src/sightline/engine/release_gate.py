@@ -23,6 +23,12 @@ class DrawnCohort:
 
     draw: Draw
     members: frozenset[int]
+    among: frozenset[int] = frozenset()
+    """The members of the channel that it was drawn from."""
+
+
+class StoppedByGate(BudgetExhausted):
+    """The budget ends the run: the gate alone raises this, before a round that is fixed beforehand."""
 
 
 class SeenBefore(Exception):
@@ -33,10 +39,10 @@ class ReleaseGate:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
-    took part has its own cohort, drawn by the sampler, and no other client is in it; a round of a run that follows a
-    plan claims nothing beyond it; an interrupted round makes the same releases again, unless real nodes have seen some
-    of it: then it is done `anew`, with other sampling and noise, and all of it counts. So does what other code released
-    before number `since`.
+    took part is of a cohort of its own, exactly as the sampler drew it; a round of a run that follows a
+    plan claims nothing beyond it; a round that was interrupted makes the same releases again,
+    unless real nodes have seen some of it: then it is done `anew`, with other sampling and noise, and all of it counts.
+    So does what was released before number `since`, by other code.
     """
 
     def __init__(
@@ -64,24 +70,39 @@ class ReleaseGate:
         """Record that a cohort of the channel was drawn; its sampling can hide one release."""
         self._cohorts[channel.name].append(cohort)
 
-    def take_draw(self, channel: Channel) -> DrawnCohort | None:
-        """Return the channel's first unused cohort, in the order of the draws; None if there is none."""
+    def take_draw(self, channel: Channel, sealed: Sequence[DrawnCohort] | None = None) -> DrawnCohort | None:
+        """Return the channel's first unused cohort, in the order of the draws; None if there is none.
+
+        A `sealed` cohort is released by its own draw, once, whatever the order.
+        """
         waiting = self._cohorts[channel.name]
-        return waiting.pop(0) if waiting else None
+        if sealed is None:
+            return waiting.pop(0) if waiting else None
+        for place, one in enumerate(waiting):
+            if one.among == frozenset(channel.members) and any(one is mine for mine in sealed):
+                return waiting.pop(place)
+        raise Refused(
+            f"channel={channel.name}: the cohort was released already, or was not drawn from this channel; "
+            "sample the channel again before every release"
+        )
 
     def check_draws(
-        self, claims: tuple[Release, ...], channel: Channel, updates: Updates, drawn: DrawnCohort | None
-    ) -> tuple[Release, ...]:
+        self, claims: tuple[Release, ...], channel: Channel, updates: Updates, drawn: DrawnCohort | None, *,
+        sealed: bool = False,
+    ) -> tuple[Release, ...]:  # fmt: skip
         """Return the claims, each with the draw on which it rests. Raise `Refused` if a hiding claim has no own draw.
 
-        Draws of a schedule hide many releases, which are charged as one and have a joint name.
+        Draws of a schedule hide many releases, which are charged as one and have a joint name. An algorithm of another
+        package may hide behind a `sealed` cohort only.
         """
         found, at = [], updates.at
         for claim in claims:
             draw = None
             if self._setting.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
-                # `drawn = None`: a second release of the call must not use the same draw. Two releases of one cohort
-                # are correlated, and the composition of two independent amplified events would not cover them.
+                # A second release of the call must not use the same draw. Two releases of one cohort are correlated,
+                # and the composition of two independent amplified events would not cover them.
+                if self._setting.foreign and not sealed:
+                    drawn = None
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
             elif self._setting.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
                 draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
@@ -121,7 +142,7 @@ class ReleaseGate:
         for more in later.charge_rounds_after(self._time, self._ledger) if later is not None else ():
             try:
                 self._check_budget([*rows, *more])
-            except BudgetExhausted:
+            except StoppedByGate:
                 break
             rows += more
         if rows:
@@ -137,7 +158,9 @@ class ReleaseGate:
         if not self._steadfast and _asked_for(claims) and _asked_for(later):
             raise SeenBefore
         found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
-        # Compared in full: a resumed round that claims anything else is not the round that was paid for.
+        if any(release.source == PLAN for release in found):
+            law = "the round ended by an error before, and the whole plan was charged"
+            raise Refused(f"round={self._time}: {law}; start a new run")
         if [release.body() for release in found] != [release.body() for release in claims]:
             raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
         return found
@@ -158,7 +181,7 @@ class ReleaseGate:
         for kind, lines in self._setting.topology.lines.items():
             if not self._ledger.fits_budget(lines, room, planned=claims):
                 epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
-                raise BudgetExhausted(
+                raise StoppedByGate(
                     f"stop_at_epsilon={privacy.stop_at_epsilon:g}: round {self._time} would cost {epsilon:.4g} "
                     f"against {kind}; stopped before it"
                 )
@@ -172,26 +195,26 @@ class ReleaseGate:
             delta = setting.experiment.privacy.delta
             spent = setting.earlier.worst(self._ledger, lines, delta, setting.accountant, claims)
             if spent > limit:
-                raise BudgetExhausted(
+                raise StoppedByGate(
                     f"stop_at_epsilon={limit:g}: with the runs that model.init comes from, round {self._time} would "
                     f"cost {spent:.4g} against {kind}; stopped before it"
                 )
 
 
 def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) -> Draw:
-    """Return the draw that hides the members of a release. Raise `Refused` if there is none or others are in it."""
+    """Return the draw that hides the members of a release: exactly those who were drawn. Raise `Refused` otherwise.
+
+    Other members would be in it for certain; who is left out of a draw may follow from who else was drawn.
+    """
     if drawn is None:
         raise Refused(
             f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
-            "drawn for it; sample the channel again before every release"
+            "drawn for it; sample the channel before every release and train its cohort as it is"
         )
-    # A member that was not drawn would be in the release for certain, so nothing is amplified for it. Fewer members are
-    # allowed: the others count as drawn with a zero update.
-    more = set(updates.cohort.members) - drawn.members
-    if more:
+    if set(updates.cohort.members) != drawn.members:
         raise Refused(
-            f"channel={channel.name}: this release claims that sampling hides who is in it, and client {min(more)} was "
-            "not drawn for it; train whom the channel sampled, in the order of the draws"
+            f"channel={channel.name}: this release claims that sampling hides who is in it, and its cohort is not the "
+            "one that was drawn for it; train exactly whom the channel sampled, in the order of the draws"
         )
     return drawn.draw
 

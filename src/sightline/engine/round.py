@@ -26,7 +26,7 @@ from sightline.engine.execution import (
 from sightline.engine.followed_plan import FollowedPlan
 from sightline.engine.release_gate import DrawnCohort, ReleaseGate
 from sightline.errors import Refused, refuse
-from sightline.events import Unit
+from sightline.events import Gaussian, Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
 from sightline.mechanisms import (
     CallId,
@@ -47,10 +47,22 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import NoiseRow
 from sightline.mechanisms.samplers import thin_sampler
+from sightline.mechanisms.updates import SealedCohort, SealedUpdates, open_sealed, refuse_look
+from sightline.plugins import MECHANISM
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import Cost
 from sightline.topology import Channel, client_name
 from sightline.training import LocalTask
+
+Draws = tuple[DrawnCohort, ...]
+
+
+def open_updates(updates: Updates) -> tuple[Updates, Draws | None]:
+    """The updates themselves; where they were sealed, also the draws of their cohort."""
+    if not isinstance(updates, SealedUpdates):
+        return updates, None
+    inside, _, draws = open_sealed(updates)
+    return inside, draws
 
 
 class TrainingRound:
@@ -130,17 +142,35 @@ class TrainingRound:
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw the cohort of the channel; without a channel, of all gathering channels."""
         channels = (channel,) if channel else self.gathers
-        return Cohort(tuple(n for one in channels for n in self._draw_members(one)))
+        drawn = [self._draw_members(one) for one in channels]
+        cohort = Cohort(tuple(n for members, _ in drawn for n in members))
+        if not any(self._seals(one) for one in channels):
+            return cohort
+        places = [eligible_members(self._sampler_of(one), one, self.time) for one in channels]
+        return SealedCohort(cohort, frozenset[int]().union(*places), [one for _, one in drawn])
 
-    def _draw_members(self, channel: Channel) -> tuple[int, ...]:
+    def _seals(self, channel: Channel) -> bool:
+        """Whether the algorithm may not know who was drawn: it is of another package, and epsilon may count on that.
+
+        Where clients noise what they send, nothing is claimed to be hidden, unless all send noise or the mechanism is
+        of another package too. What is not sealed cannot be claimed to be hidden (`ReleaseGate.check_draws`).
+        """
+        setting = self._setting
+        if not setting.foreign or setting.unit is not Unit.CLIENT:
+            return False
+        privacy, own = setting.experiment.privacy, any(plugin.kind == MECHANISM for plugin in setting.plugins)
+        probe, open_ = Gaussian(1.0), privacy.place == "client" and not privacy.everyone_sends_noise and not own
+        return not open_ and self._sampler_of(channel).hidden_event(probe) != probe
+
+    def _draw_members(self, channel: Channel) -> tuple[tuple[int, ...], DrawnCohort]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         draw = Draw(Purpose.COHORT, self.time, EVERYONE, self._draws, again=self._again)
         self._draws += 1
         sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
         members = self._execution.draw_members(sampler, channel, self.time, rng, line=line)
-        # The gate keeps the draw: a release that claims amplification must rest on exactly one.
-        self._gate.note_draw(channel, DrawnCohort(draw, frozenset(members)))
-        return members
+        drawn = DrawnCohort(draw, frozenset(members), frozenset(channel.members))
+        self._gate.note_draw(channel, drawn)
+        return members, drawn
 
     def _sampler_of(self, channel: Channel) -> CohortSampler:
         whole = self._setting.sampler_of(channel)
@@ -173,6 +203,8 @@ class TrainingRound:
         self, cohort: Cohort, start: Public | Mapping[int, Public], *, memory: StateRule | None = None, **asked: Any
     ) -> Updates:
         """Return updates that are computed only when a mechanism asks for them."""
+        if isinstance(cohort, SealedCohort):
+            return self._train_sealed(cohort, start, memory, asked)
         starts = dict.fromkeys(cohort.members, start) if isinstance(start, Public) else start
         given = [start] if isinstance(start, Public) else list(start.values())
         # Starts of all eligible members, also of those not drawn: the inputs of a release must not reveal the cohort.
@@ -196,6 +228,25 @@ class TrainingRound:
             behind = {n: reached[ids] for n, ids in behind.items()}
         return Updates(cohort, starts, self._worker, at, task, recall, self._setting.splitter, eligible, behind)
 
+    def _train_sealed(
+        self,
+        cohort: SealedCohort,
+        start: Public | Mapping[int, Public],
+        memory: StateRule | None,
+        asked: dict[str, Any],
+    ) -> Updates:
+        """The same for a cohort that the algorithm may not know: what is refused does not depend on who was drawn."""
+        inside, possible, draws = open_sealed(cohort)
+        if not isinstance(start, Public):
+            start = {member: start[member] for member in list(start)}
+            if possible - start.keys():
+                law = "has no model for some who could have been drawn"
+                refuse("start", f"{len(start)} models", law, "give one for each member of the channel")
+        rows = [name for name, value in asked.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
+        if rows:
+            refuse(rows[0], "rows", "a row for each of a hidden cohort cannot be given", "give one vector for all")
+        return SealedUpdates(self.train(inside, start, memory=memory, **asked), possible, draws)
+
     def _refuse_parts(self, memory: StateRule | None) -> None:
         """Raise `Refused` for client state with split models, except for private steps, which move the whole model."""
         if self._setting.splitter is None:
@@ -207,6 +258,8 @@ class TrainingRound:
 
     def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
+        if isinstance(cohort, SealedCohort):
+            refuse_look()
         ballot = ModelChoice(cohort, tuple(candidates), epsilon)
         at = CallId(self.time, self._uses)
         self._uses += 1
@@ -240,15 +293,15 @@ class TrainingRound:
         """Release the means of several channels at once; all are claimed and recorded before any is computed."""
         mechanism = self._setting.mechanism
         contexts, claims = [], list[tuple[Release, ...]]()
-        for updates, channel in many:
-            context, drawn = self._release_context(updates, channel)
+        opened = [(*open_updates(updates), channel) for updates, channel in many]
+        for updates, draws, channel in opened:
+            context, drawn = self._release_context(updates, channel, draws)
             contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
-            claims.append(self._gate.check_draws(mechanism.claim_mean(updates, contexts[-1]), channel, updates, drawn))
-        # One check of the budget and one transaction for all channels: a budget must not stop the run between two of
-        # them.
+            claimed = mechanism.claim_mean(updates, contexts[-1])
+            claims.append(self._gate.check_draws(claimed, channel, updates, drawn, sealed=draws is not None))
         made = list(self._gate.record_releases([release for some in claims for release in some]))
         found, heard = [], []
-        for (updates, _), context, some in zip(many, contexts, claims, strict=True):
+        for (updates, _, _), context, some in zip(opened, contexts, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
             outcome = self._execution.compute_values(updates, context, mechanism.mean)
             self._keep_client_state(updates, mine)
@@ -274,6 +327,8 @@ class TrainingRound:
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Claim, record, compute and return one release per member."""
+        if isinstance(updates, SealedUpdates):
+            refuse_look()
         mechanism = self._setting.mechanism
         channel = channel or self._setting.topology.top
         made, outcome = self._claim_and_compute(updates, channel, mechanism.claim_each, mechanism.compute_each)
@@ -292,9 +347,11 @@ class TrainingRound:
         claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
         compute: Compute,
     ) -> tuple[Sequence[Release], ReleaseValues]:
-        context, drawn = self._release_context(updates, channel)
+        updates, draws = open_updates(updates)
+        context, drawn = self._release_context(updates, channel, draws)
+        claims = self._gate.check_draws(claim(updates, context), channel, updates, drawn, sealed=draws is not None)
         # Claims are durable before any value is computed: a crash in between costs budget, never an uncounted release.
-        made = self._gate.record_releases(self._gate.check_draws(claim(updates, context), channel, updates, drawn))
+        made = self._gate.record_releases(claims)
         outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
         self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, context))
@@ -324,10 +381,12 @@ class TrainingRound:
         """Charge what was planned for this round and not released; with `later`, also its later rounds."""
         self._gate.charge_plan(later)
 
-    def _release_context(self, updates: Updates, channel: Channel) -> tuple[ReleaseContext, DrawnCohort | None]:
+    def _release_context(
+        self, updates: Updates, channel: Channel, draws: Draws | None
+    ) -> tuple[ReleaseContext, DrawnCohort | None]:
         self._gate.check_first_use(updates.at)
         self._check_turns(updates, channel)
-        drawn = self._gate.take_draw(channel)
+        drawn = self._gate.take_draw(channel, draws)
         context = self._scene_at(updates.at, channel, Purpose.NOISE)
         return replace(context, chosen=self._is_chosen(updates.cohort, channel, drawn)), drawn
 

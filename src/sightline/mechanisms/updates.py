@@ -1,8 +1,8 @@
 """Public values, private updates, and the interface through which a mechanism asks clients to train."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from sightline.mechanisms.client_state import StateAccess
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
+from sightline.plugins import BrokenLaw
 from sightline.topology import Channel
 from sightline.training import LocalTask
 from sightline.training.local_work import AS_PLANNED
@@ -330,6 +331,49 @@ class SharedTraining:
         yield list(members), torch.stack([self._ends.pop(member) for member in members])
 
 
+def refuse_look(*_: Any) -> NoReturn:
+    """Refuse a look at a hidden cohort, with one line that does not depend on it."""
+    seen = (
+        "who takes part cannot be read, nor how many, because epsilon counts on sampling to hide it; hand the cohort "
+        'to r.train and the updates to r.release_mean as they are, or use sampling.clients.scheme = "full"'
+    )
+    raise BrokenLaw("a drawn cohort stays hidden", seen)
+
+
+class Sealed:
+    """What an algorithm of another package gets in place of something that tells who was drawn.
+
+    Guarantees: every attribute, comparison, iteration and printed form is refused, always with the same line. The
+    round opens it. Python cannot keep malicious code from doing the same.
+    """
+
+    def __init__(self, inside: Any, possible: frozenset[int], draws: Sequence[Any]) -> None:
+        object.__setattr__(self, "_inside", inside)
+        object.__setattr__(self, "_possible", possible)  # all who could have been drawn
+        object.__setattr__(self, "_draws", tuple(draws))
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name.startswith("_") else refuse_look()
+
+    def __bool__(self) -> bool:
+        return True
+
+    __len__ = __iter__ = __contains__ = __getitem__ = __repr__ = __eq__ = __hash__ = __reduce__ = refuse_look
+
+
+class SealedCohort(Sealed, Cohort):
+    """A cohort whose members only the round may know."""
+
+
+class SealedUpdates(Sealed, Updates):
+    """The updates of such a cohort."""
+
+
+def open_sealed(sealed: Sealed) -> tuple[Any, frozenset[int], tuple[Any, ...]]:
+    """What is inside, all who could have been drawn, and the draws: for the round only."""
+    return sealed._inside, sealed._possible, sealed._draws
+
+
 TOGETHER_FLOATS = 1 << 27
 """Above this many numbers (512 MB) the end vectors of a whole cohort are not kept; parts are trained one by one."""
 
@@ -339,17 +383,30 @@ def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[
 
     Guarantees: no client's update is in two parts, so no noise is used twice; every part has its own noise.
     """
+    if isinstance(updates, SealedUpdates):
+        return _share_sealed(updates, channels)
+    _check_apart(channels, updates.cohort.members)
+    together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
+    shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
+    return [(_channel_part(updates, shared, channel, place + 1), channel) for place, channel in enumerate(channels)]
+
+
+def _share_sealed(updates: SealedUpdates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
+    """The same, sealed; a refusal does not depend on who was drawn."""
+    inside, possible, draws = open_sealed(updates)
+    _check_apart(channels, possible)
+    parts = share_training(inside, channels)
+    return [(SealedUpdates(part, possible & set(channel.members), draws), channel) for part, channel in parts]
+
+
+def _check_apart(channels: Sequence[Channel], members: Iterable[int]) -> None:
     taken: set[int] = set()
     for channel in channels:
         if taken & set(channel.members):
             raise Refused(f"channel={channel.name}: shares a member with another; train for each of them by itself")
         taken |= set(channel.members)
-    if set(updates.cohort.members) - taken:
+    if set(members) - taken:
         raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
-    # Remote nodes are asked per channel: each answers for its own channel, and nothing is kept here.
-    together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
-    shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
-    return [(_channel_part(updates, shared, channel, place + 1), channel) for place, channel in enumerate(channels)]
 
 
 def _channel_part(updates: Updates, shared: SharedTraining | None, channel: Channel, number: int) -> Updates:

@@ -48,11 +48,12 @@ def check_algorithm(
 ) -> None:
     """Raise `BrokenLaw` unless an algorithm, or "package.module:ALGORITHM", keeps the laws of algorithms.
 
-    For every unit that its own `check` allows, on the first of its built-in topologies: what it computes from releases
-    carries their ids; its claims do not depend on released values and match its plan; the run costs no more than its
-    plan; calibrated noise meets its target; repeated, and interrupted and resumed, it ends with the same bits; other
-    code confirms its ledger. `settings` are its own; `tables` change the tiny experiment where the algorithm needs
-    another one: `{"local": {"steps": 10}}`.
+    With whatever its own `check` lets it protect, on the first of its topologies that is built in: what it computes
+    from releases remembers them; its claims do not follow released values and are those of its plan; it does not look
+    at a cohort that sampling hides, and does not raise `BudgetExhausted`; the run costs no more than its plan;
+    calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same bits; its ledger is
+    confirmed by other code. `settings` are its own; `tables` change the tiny experiment where the algorithm needs
+    another: `{"local": {"steps": 10}}`.
     """
     found = _find_object(ALGORITHM, algorithm, Algorithm)
     kinds = [kind for kind in found.topologies if kind in topology.REGISTRY]
@@ -67,6 +68,7 @@ def check_algorithm(
                 protected.append(name)
                 check_sources(setting, follow_plan(setting))
                 _check_runs(file)
+                _check_hidden_cohorts(file)
     if not protected:
         raise BrokenLaw("an algorithm runs with something", f"it refuses {', '.join(PRIVACY)}")
 
@@ -169,6 +171,14 @@ def make_file(
     for name, table in (tables or {}).items():
         file[name] = {**file.get(name, {}), **table}
     return file
+
+
+def _check_hidden_cohorts(file: dict[str, Any]) -> None:
+    """The laws of an algorithm where sampling hides who takes part, unless it refuses that or is given another one."""
+    if file["privacy"]["unit"] == "client" and "sampling" not in file:
+        setting = _build_or_none(file | {"sampling": {"clients": {"scheme": "poisson", "rate": 0.5}}})
+        if setting is not None:
+            check_sources(setting, follow_plan(setting))
 
 
 def _check_runs(file: dict[str, Any]) -> None:
