@@ -263,7 +263,7 @@ FAMILIES = 1024
 class Headroom:
     """What is known to be within epsilon at delta: ceilings, compositions below which everything fits.
 
-    For lists that no data decide on, of which only the end may be left out (decisions 0081, 0192). What is chosen after
+    For lists that no data decide on, of which only the end may be left out (accounting-proofs.md). What is chosen after
     looking at results needs a filter.
 
     Whoever sees more learns no less, so an upper bound for a ceiling is one for every composition with the same events

@@ -4,7 +4,7 @@ Uses of a subject in k of T steps are dominated by P = the mean over k-subsets S
 s = 1 / noise_multiplier: L = e_k(x) / C(T, k) with x_t = exp(s y_t - s^2 / 2), e_k the elementary symmetric polynomial.
 Forward, delta = E_Q (L - e^eps)_+ is sampled where L is large, under dG = L^a / M_a dQ, which bounds what a draw can
 say by the Renyi conversion; backward, under normals moved against the subject. A sample of bounded numbers bounds its
-mean by Chernoff and Hoeffding. What may be wrong with the certificate, `beta`, is taken out of delta (decision 0191).
+mean by Chernoff and Hoeffding. What may be wrong with the certificate, `beta`, is taken out of delta.
 """
 
 import math

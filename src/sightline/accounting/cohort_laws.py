@@ -6,7 +6,7 @@ neighbour by v', and whoever takes its place when it is not drawn by w: with q =
     P = (1 - q) N(w) + q N(v)      against      Q = (1 - q) N(w) + q N(v')
 
 Under zero-out v' = 0, and v and w have norm s = 1 / noise_multiplier at most; under replace-one all three are at most
-s apart. For L > 1 the worst w lies opposite v, for L < 1 on it (decision 0190): on a line, with v = s and v' = 0, the
+s apart. For L > 1 the worst w lies opposite v, for L < 1 on it: on a line, with v = s and v' = 0, the
 half above one of the pair with w = -s (zero-out) or w = 0 (replace-one), the half below one of the pair with w = s, and
 what is left of the mass at one.
 """

@@ -296,7 +296,7 @@ class Algorithm:
     finished: Callable[[State], bool] = never_ends
     """Whether there is nothing left to do before the rounds are over.
 
-    The rounds that are left are charged all the same: released values may have decided this (decision 0192)."""
+    The rounds that are left are charged all the same: released values may have decided this."""
     ending: str = ""
     """What has been done when it is `finished`, for whoever wonders why there are fewer rounds than planned."""
     remembers: bool = False

@@ -27,7 +27,7 @@ def run_round(state: State, r: Round, settings: Scaffold) -> State:
 
     With D y_i = y_i - x, client i changes c_i by D c_i = -D y_i / (eta K) - k c: K the most steps of anybody, k K their
     public mean. For equal work that is the paper's option II. The mean of the D c_i is then a function of the released
-    mean of the D y_i and of public numbers, and c stays the mean of the c_i. Decision 0050 says why.
+    mean of the D y_i and of public numbers, and c stays the mean of the c_i. docs/design-notes.md says why.
     """
     control, cohort = state["control"], r.sample()  # lines 3-5
     work = r.work_stats(cohort)

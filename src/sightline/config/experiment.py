@@ -356,7 +356,7 @@ class Privacy(Section):
     correlated: Correlated | None = None
     """Of correlated noise: how the noises of rounds belong together."""
     stop_at_epsilon: Positive | None = None
-    """Stop before the round that would exceed it: covered for lists that no data decide on (decisions 0081, 0192)."""
+    """Stop before the round that would exceed it: covered for lists that no data decide on (accounting-proofs.md)."""
     continue_ledger: bool | None = None
     """Whether `epsilon` and `stop_at_epsilon` are for this run and all runs that `model.init` comes from, together."""
     accountant: Literal["pld", "rdp"] = "pld"

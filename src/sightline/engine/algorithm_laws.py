@@ -2,7 +2,7 @@
 
 An algorithm holds public values only, so that nothing it computes costs anything more. But the ledger must hear what a
 value was made of: an algorithm that makes a `Public` by hand forgets its releases, and an observer would be charged too
-little. And a bound holds for a list of events that is fixed beforehand (decision 0192): an algorithm that releases more
+little. And a bound holds for a list of events that is fixed beforehand: an algorithm that releases more
 or less, of others or with other noise, depending on what was released before, has no such list.
 """
 

@@ -1,6 +1,7 @@
 """A plan that a run is held to: nothing is released beyond it, and what is left out of it is charged all the same.
 
-A bound holds for a list of events that is fixed beforehand, in any order and with any of them left out (decision 0081).
+A bound holds for a list of events that is fixed beforehand, in any order and with any of them left out
+(docs/accounting-proofs.md).
 The sum of what a run happened to release is not a bound when released values decided what that was. Where they may
 decide (an algorithm of another package, an early end), the ledger is filled up to the plan.
 """

@@ -325,7 +325,7 @@ class TrainingLoop:
         return follow_plan(self.setting, real_nodes=nodes is not None and not nodes.steadfast)
 
     def _plan_after(self, state: State, number: int) -> FollowedPlan | None:
-        """The plan, when the run ends before its last round: released values may have decided that (decision 0192)."""
+        """The plan, when the run ends before its last round: released values may have decided that."""
         private = self.setting.unit is not Unit.NONE and number < self.setting.experiment.rounds
         return (self.plan or self._follow_plan()) if private and self.setting.algorithm.finished(state) else None
 

@@ -138,7 +138,7 @@ class ReleaseGate:
     def _check_budget(self, claims: Sequence[Release]) -> None:
         """Stop before a round that would exceed `stop_at_epsilon`.
 
-        Covered by decisions 0081 and 0192: settings, draws and limits decide on the events, released values never do.
+        Covered (docs/accounting-proofs.md): settings, draws and limits decide on the events, released values never do.
         So the round that it stops before is fixed beforehand, and what was released is the beginning of a fixed list.
         It is not a filter for events that are chosen after looking at results: that is `accounting.GaussianFilter`.
         """

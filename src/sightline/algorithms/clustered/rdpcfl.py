@@ -81,7 +81,7 @@ def last_soft(mixture: Mixture, settings: Selecting) -> int:
     """E_c, but early enough for all choices.
 
     How many choices there are must not depend on what was released: their number is in the epsilon that is stated
-    (decision 0193).
+    (docs/design-notes.md).
     """
     return min(switch_round(mixture, settings.rounds), settings.rounds - (settings.selection_rounds or 0))
 

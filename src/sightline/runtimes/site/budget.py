@@ -206,7 +206,7 @@ class BudgetStatus:
 
 
 class LifetimeBudget:
-    """A Gaussian filter (decision 0160) over the approved experiments of a site, durable in its state folder.
+    """A Gaussian filter (accounting-proofs.md) over the approved experiments of a site, durable in its state folder.
 
     Guarantees: a reservation is on disk, and counted, before it is returned; whatever is approved after looking at
     earlier results, all reservations together are within the policy's (epsilon, delta); the same approval is reserved
