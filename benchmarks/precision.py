@@ -1,6 +1,6 @@
 """`python -m benchmarks.precision`: accuracy and time of local training in bf16 beside float32, on three tasks.
 
-Prints the table of docs/precision.md. Images are read from $SIGHTLINE_DATA; a seed takes some tens of seconds.
+Prints the table of docs/performance.md. Images are read from $SIGHTLINE_DATA; a seed takes some tens of seconds.
 """
 
 import argparse

@@ -27,7 +27,7 @@ Not as printed:
 - z comes from one accountant for round one, later rounds and selections; it is smaller than the authors' at the same
   guarantee.
 - CIFAR-10 uses the CNN of table 2 on 3 x 32 x 32 inputs instead of ResNet-18, and 6,666 examples a client
-  ([0033](../../docs/decisions/data.md#0033-how-clusters-are-dealt-and-tested)).
+  ([how clusters are dealt and tested](../../docs/design-notes.md#how-clusters-are-dealt-and-tested)).
 - Figures 11 and 12 are scaled: an MLP 784-16-10 (12,730 parameters), 20 rounds, 1,000 examples a client, batches of
   128, learning rate .8 (DP-FedAvg 2), clip norm 1; one run has the CNN, 8,000 examples and batches of 32, for three
   rounds. With 20 rounds IFCA has two rounds of choices; the part `causes` gives it one in every round, and
@@ -37,7 +37,7 @@ Not as printed:
 - The paper's curves are pictures whose values its text does not give: verdicts compare what it claims, not numbers.
 
 The paper's plane (`principal`) are two principal components, each scaled to [0, 1]. `spanning` is ours and the default:
-m - 1 principal components for m clusters ([0086](../../docs/decisions/groups-and-clusters.md#0086-points-span-the-centres))."""
+m - 1 principal components for m clusters ([points span the centres](../../docs/design-notes.md#points-span-the-centres))."""
 
 FOOT = """## What these runs do not show
 

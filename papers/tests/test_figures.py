@@ -33,7 +33,7 @@ PAPERS = {
     "hierarchy": "figure4 figure5 figure6 figure7 figure8 figure9 figure10",
     "partitioning": "figure1 figure2 figure3 figure4 figure5 figure6 figure7 figure8 table1 table2 section4.2",
 }
-"""Every numbered figure and table of the papers that shows a result; decision 0130 says which do not."""
+"""Every numbered figure and table of the papers that shows a result; docs/design-notes.md says which do not."""
 
 FILES = read_reproductions(ROOT / "papers")
 

@@ -42,7 +42,7 @@ FOOT = """## What is not the paper's
 - **FedDyn** has its authors' gradient clip of 10, which the paper does not name and which changes nothing on
   these data sets; `clips` runs it without.
 - **SCAFFOLD** sends one vector, not two:
-  [decision 0050](../../docs/decisions/local-training.md#0050-scaffold-sends-one-vector).
+  [SCAFFOLD sends one vector](../../docs/design-notes.md#scaffold-sends-one-vector).
 - **pFedMe** is judged by the personal models, all test examples pooled.
 - **Output perturbation as published** is no guarantee: clipping a model to norm tau bounds what one example can do by
   2 tau, not tau / |D| ([why](../../docs/upcycled.md)). Its epsilon in the table is that of the true sensitivity. With a

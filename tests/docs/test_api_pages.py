@@ -177,8 +177,7 @@ def test_the_algorithm_of_the_page_keeps_our_laws(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_first_model_prints_what_its_page_shows(tmp_path: Path) -> None:
     """The page of own models makes the same call in the fast tests."""
-    page = ROOT / "docs" / "first-model.md"
-    ((title, code),) = blocks(page, "python")
-    assert title == "mine.py"
+    page = ROOT / "docs" / "own-models.md"
+    code = dict(blocks(page, "python"))["mine.py"]
     (shown,) = [body for _, body in blocks(page, "text") if " right, epsilon " in body]
     assert differences(shown, printed(code, tmp_path)) == []

@@ -79,8 +79,8 @@ def anchors(page: Path) -> set[str]:
 def slug(title: str) -> str:
     """A heading as an anchor.
 
-    >>> slug("0190 Cohorts of a `fixed` size")
-    '0190-cohorts-of-a-fixed-size'
+    >>> slug("Cohorts of a `fixed` size")
+    'cohorts-of-a-fixed-size'
     """
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
     plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()

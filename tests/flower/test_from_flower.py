@@ -1,4 +1,4 @@
-"""docs/from-flower.md: its app runs as it stands on Flower's simulation engine, and what it writes is its account."""
+"""docs/flower.md: the app with `PrivateStrategy` runs on the simulation engine, and what it writes is its account."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from sightline.ledger import read_ledger
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
 pytest.importorskip("ray", reason="needs sightline[flower]: make flower-test")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "from-flower.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
 
 
 def test_the_app_of_the_page_runs(tmp_path):

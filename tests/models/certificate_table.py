@@ -1,4 +1,4 @@
-"""The table of verdicts in docs/own-models.md.
+"""The table of verdicts in certificate_verdicts.md.
 
 python -m tests.models.certificate_table    prints it
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.models.certificate_cases import CASES
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-models.md"
+PAGE = Path(__file__).with_name("certificate_verdicts.md")
 
 
 def table_lines() -> list[str]:

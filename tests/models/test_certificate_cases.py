@@ -49,7 +49,7 @@ def test_there_are_enough_modules_of_each_kind():
     assert len(CASES) - len(CERTIFIED) >= 70
 
 
-def test_the_table_of_the_docs_is_the_one_that_is_tested():
+def test_the_table_is_the_one_that_is_tested():
     lines = PAGE.read_text().splitlines()
     begin = lines.index(table_lines()[0])
     assert lines[begin : begin + len(table_lines())] == table_lines(), "python -m tests.models.certificate_table"

@@ -218,7 +218,7 @@ def describe_guarantee(setting: BuiltExperiment) -> list[str]:
     if privacy.stop_at_epsilon is not None:
         sentences.append(
             f"It stops before epsilon would exceed {privacy.stop_at_epsilon:g}. No data decide on the list of its "
-            "releases, or they are claimed at their limit: the bound for the list covers an early end (decision 0192)."
+            "releases, or they are claimed at their limit: the bound for the list covers an early end."
         )
     sentences += describe_schedule(setting)
     if setting.splitter is not None:

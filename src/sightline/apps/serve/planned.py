@@ -178,7 +178,7 @@ def read_tree(request: Request) -> dict[str, float]:
 def tree_epsilons(numbers: dict[str, float], trusted: bool) -> dict[str, float]:
     """Return epsilon by observer, for a device that takes part in every segment.
 
-    Guarantees: equal to what the ledger of such a run composes (decisions 0070, 0072). A trusted edge adds noise to
+    Guarantees: equal to what the ledger of such a run composes. A trusted edge adds noise to
     the sum of its devices. Below an untrusted edge each device adds noise to what it sends; an observer of sums only
     is charged for all noise of the subnet except one device's.
     """

@@ -208,7 +208,7 @@ class BudgetStatus:
 
 
 class LifetimeBudget:
-    """A Gaussian filter (decision 0160) over the approved experiments of a site, durable in its state folder.
+    """A Gaussian filter (accounting-proofs.md) over the approved experiments of a site, durable in its state folder.
 
     Guarantees: a reservation is on disk, and counted, before it is returned; all reservations together stay within the
     policy's (epsilon, delta), even if approvals depend on earlier results; an approval is reserved once; a state behind
