@@ -14,7 +14,16 @@ from sightline.runtimes.remote.client_executor import ClientSide
 from sightline.runtimes.site import policy as signature
 from sightline.runtimes.site.site import Site
 from tests.flower.cases import privacy, releases_of
-from tests.flower.test_site import CENTRAL, LOCAL, approve, frozen_head, question, site_of, source_hash  # noqa: F401
+from tests.flower.test_site import (  # noqa: F401
+    CENTRAL,
+    LOCAL,
+    approve,
+    frozen_head,
+    question,
+    refused_by,
+    site_of,
+    source_hash,
+)
 
 
 def set_policy(site, **changed):
@@ -23,10 +32,9 @@ def set_policy(site, **changed):
 
 
 def refusal(site, plain=LOCAL, **asked):
-    answer = site.answer(question(plain, **asked))
-    assert not answer.arrays
-    assert "\n" not in answer.words["refused"]
-    return answer.words["refused"]
+    found = refused_by(site, question(plain, **asked))
+    assert "\n" not in found
+    return found
 
 
 OWN = LOCAL | {"model": {"name": "tests.flower.test_site:frozen_head"}}
