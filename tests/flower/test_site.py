@@ -562,3 +562,31 @@ def test_a_model_of_ones_own_is_allowed_by_the_hash_of_its_source(site_of):
         approve(site, own | {"model": own["model"] | {"init": "start.safetensors"}})
     with pytest.raises(InvalidInput, match=r"own_code=True.*models"):
         site_of(own, own_code=True)
+
+
+PLANNED = ("local noise", "gradient at the server", "tree, sample unit", "algorithm scaffold", "algorithm feddyn",
+           "algorithm pfedme", "algorithm mrmtl")  # fmt: skip
+"""Cases with every kind of call, rule and vector that a plan can have."""
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", PLANNED)
+def test_vectors_of_every_permitted_type_are_answered(case, dtype, site_of):
+    """One message with a float64 start failed on blank examples too, and ended the approval for good."""
+    plain = CASES[case]
+    site = site_of(plain, epsilon=1e4, trust_server=True)
+    (approval,) = site.approvals.all()
+    call = approval.calls[0]
+    blank = call.blank_vectors(site._built(approval.id).setting.model.parameters)
+    arrays = {name: vector.numpy().astype(dtype) for name, vector in blank.items()}
+    at = {"call": call.kind, "round": call.round, "use": call.use, "part": call.part}
+    answer = site.answer(question(plain, **at, arrays=arrays))
+    assert "value" in answer.arrays, answer.words
+    assert site.budget.record().ended == {}
+
+
+def test_a_vector_that_overflows_the_type_of_the_model_is_refused(site_of):
+    site = site_of(LOCAL, largest_start=1e300)
+    start = np.full(63, 1e39)
+    assert "norm inf" in site.answer(question(LOCAL, start=start)).words["refused"]
+    assert len(releases_of(site)) == 0
