@@ -18,6 +18,7 @@ from tests.flower.cases import privacy, releases_of
 from tests.flower.test_site import (  # noqa: F401
     CENTRAL,
     LOCAL,
+    SAMPLE,
     approve,
     frozen_head,
     question,
@@ -110,6 +111,12 @@ def test_a_refusal_tells_nothing_of_the_owners_files(policy, site_of, caplog):  
     caplog.clear()
     assert answer_from(site.folder, question(LOCAL)).words == {"refused": CLOSED}
     assert "/secret" in caplog.text
+
+
+def test_a_delta_that_is_no_longer_allowed_is_not_told(site_of):  # noqa: F811
+    site = site_of(SAMPLE, delta=0.5, allow_large_delta=True)
+    set_policy(site, allow_large_delta=False)
+    assert site.answer(question(SAMPLE)).words == {"refused": CLOSED}
 
 
 def test_a_looser_policy_changes_no_approval(site_of):  # noqa: F811

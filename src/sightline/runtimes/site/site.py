@@ -190,6 +190,14 @@ class Site:
         self.policy, self.data, self._data_digest = policy, data, data_digest(data)
         self._checked = False
 
+    def _reopen(self, policy: SitePolicy) -> None:
+        """Open the site under a changed policy; after a slip the one before stays."""
+        try:
+            LifetimeBudget(self._state, policy).check()
+            self._open(policy)
+        except Refused as error:  # about the owner's file: not for the server
+            raise InvalidInput(str(error)) from None
+
     def draw_up(self, experiment: Experiment, *, signature: str | None = None) -> Approval:
         """What approving an experiment would mean; nothing is approved yet."""
         digest = experiment_digest(experiment)
@@ -293,8 +301,7 @@ class Site:
         words = message.words
         policy = read_policy(self.folder)
         if policy != self.policy:  # the owner's newest word counts, also for what was approved before
-            LifetimeBudget(self._state, policy).check()  # after a slip the one before stays
-            self._open(policy)
+            self._reopen(policy)
         if not self._checked:
             self._check_files()
         approval, store = self._find_approval(str(words.get("digest", "")), str(words.get("run", "")))
