@@ -57,6 +57,8 @@ class Purpose(StrEnum):
 CIPHER = "aes-256-ctr"
 # Prefix of the roots of such streams. Roots of versions that drew from Philox had another.
 OS_ROOT = CIPHER.encode() + b":"
+"""What the roots of such streams begin with. Roots of versions that drew from Philox began otherwise."""
+ROOT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,14 @@ class Streams:
         # The root is kept so that a resumed run draws the same noise for a round that was already released: an observer
         # never sees two noisy versions of one value.
         if not path.exists():
-            write_secret(path, secrets.token_bytes(32))
+            write_secret(path, secrets.token_bytes(ROOT_BYTES))
         if path.stat().st_mode & 0o077:
             raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
-        return cls(OS_ROOT + path.read_bytes())
+        root = path.read_bytes()
+        if len(root) != ROOT_BYTES:
+            law = f"holds {len(root)} bytes and a noise root has {ROOT_BYTES}: noise from it could be computed"
+            raise InvalidInput(f"secret={path.name}: it {law}; bring the file back from a backup")
+        return cls(OS_ROOT + root)
 
     def fresh_streams(self, number: int) -> "Streams":
         """Return other streams from the same root, for repeating a round that observers have already seen."""

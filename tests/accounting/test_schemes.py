@@ -117,6 +117,21 @@ def test_account_prints_one_json_object():
     assert (found["delta"], found["accountant"], found["scheme"]) == (1e-5, "pld", "poisson")
 
 
+def test_an_interval_is_of_the_accountant_that_was_asked_for():
+    """With --accountant rdp the interval was that of pld, and did not hold the epsilon beside it."""
+    words = "gaussian --noise 4 --steps 10 --delta 1e-5 --accountant rdp --interval".split()
+    with pytest.raises(InvalidInput, match="--interval=rdp: the lower bound is of the accountant pld"):
+        CliRunner().invoke(account, words, catch_exceptions=False)
+
+
+def test_an_unsplit_noise_that_is_too_small_is_named():
+    """The advice was to drop releases without noise, and there was none."""
+    words = "split --parts 2 --rate 0.5 --steps 1000 --delta 1e-5 --epsilon 3".split()
+    with pytest.raises(InvalidInput, match=r"--unsplit-noise=2\.0: the unsplit part alone costs more than epsilon=3"):
+        CliRunner().invoke(calibrate, [*words, "--unsplit-noise", "2"], catch_exceptions=False)
+    assert asked(calibrate, *words, "--unsplit-noise", "60")["epsilon"] <= 3
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,5 +1,6 @@
 """`sightline site`: the owner reads what it is about, agrees, and sees what is left."""
 
+import io
 import json
 import re
 
@@ -137,3 +138,42 @@ def test_only_a_signature_of_a_known_key_under_this_very_experiment(desk, capsys
     (desk / "right").write_text(line("sign", "mine.toml", "--key", "known.key"))
     assert run_arguments([*approve, "--signature", "right"]) == 0
     assert f"signed by {known}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stdin", [None, "at its end"])
+def test_where_nothing_can_be_asked_is_one_line(stdin, desk, capsys, monkeypatch):
+    """`sightline site approve ... <&-` ended in a traceback."""
+    words = ["site", "approve", "mine.toml", "--site", "sites/site-2"]
+    assert run_arguments([*words, "--yes", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdin", None if stdin is None else io.StringIO(""))
+    for asks in (["site", "revoke", made["approval"], "--site", "sites/site-2"], [*words, "--set", "seed=1"]):
+        assert run_arguments(asks) == 2
+        assert capsys.readouterr().err.strip().endswith("this command asks first; give --yes")
+
+
+def test_revoke_looks_the_approval_up_before_it_asks(desk, capsys, monkeypatch):
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: pytest.fail("it asked"))
+    assert run_arguments(["site", "revoke", "0-1", "--site", "sites/site-2"]) == 2
+    assert "APPROVAL=0-1: is not approved here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_another_user_than_the_owner_of_the_state_is_refused(begun, desk, capsys, monkeypatch):
+    """Approved as root, the files were root's, and the site answered that nothing is approved."""
+    if begun:
+        assert run_arguments(["site", "status", "sites/site-2"]) == 0
+    monkeypatch.setattr("os.geteuid", lambda: desk.stat().st_uid + 1)
+    capsys.readouterr()
+    assert run_arguments(["site", "approve", "mine.toml", "--site", "sites/site-2", "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert "belongs to another user; run this as its owner" in said
+    assert said.count("\n") == 1
+    assert (desk / "sites/site-2/state").exists() == begun
+
+
+def test_approvals_that_cannot_be_listed_are_not_none(desk, capsys):
+    (desk / "sites/site-2/state").mkdir(mode=0o700)
+    (desk / "sites/site-2/state/approvals").write_text("")
+    assert run_arguments(["site", "status", "sites/site-2"]) == 2
+    assert "cannot be listed (NotADirectoryError)" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """A site answers the calls of experiments that its owner approved, with noise that nobody else knows, within its budget."""
 
+import logging
 import tomllib
 
 import numpy as np
@@ -18,7 +19,7 @@ from sightline.runtimes.remote.clients import RemoteClients
 from sightline.runtimes.remote.message import WireMessage, experiment_digest
 from sightline.runtimes.site.policy import blank_shard
 from sightline.runtimes.site.process import ask_site, serve_site
-from sightline.runtimes.site.site import RunStore, Site
+from sightline.runtimes.site.site import CLOSED, RunStore, Site
 from tests.flower.cases import CASES, changed, privacy, releases_of
 
 DELTA = 1e-3
@@ -54,6 +55,21 @@ def question(plain, *, call="leaving", round=1, use=0, part=0, start=None, run="
              "use": use, "part": part}  # fmt: skip
     start = np.zeros(parameters, np.float32) if start is None else start
     return WireMessage(words | more, {"start": start} | (arrays or {}))
+
+
+def refused_by(site, message):
+    """Why a site refuses, as its log says; the server is told that, or only that the site is closed."""
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("sightline.site").addHandler(handler)
+    try:
+        answer = site.answer(message)
+    finally:
+        logging.getLogger("sightline.site").removeHandler(handler)
+    assert not answer.arrays
+    why = lines[-1].removeprefix("refused: ")
+    assert answer.words["refused"] in (why, CLOSED)
+    return why
 
 
 def reserved(site):
@@ -129,7 +145,7 @@ def test_a_ledger_that_lost_answers_is_no_fresh_budget(harm, site_of):
         file.unlink()
     if harm == "older":
         budget.write_bytes(older)
-    assert "state=budget.sqlite: it lacks answer" in Site(site.folder).answer(question(LOCAL, round=3)).words["refused"]
+    assert "state=budget.sqlite: it lacks answer" in refused_by(Site(site.folder), question(LOCAL, round=3))
     with pytest.raises(LedgerDamaged, match="bring the newest state/ back whole"):
         Site(site.folder).check()
 
@@ -141,7 +157,7 @@ def test_an_older_memory_of_a_run_is_noticed_by_the_ledger(site_of):
     older = state_of(site).path.read_bytes()
     site.answer(question(LOCAL, round=2))
     state_of(site).path.write_bytes(older)
-    assert "bring the newest" in site.answer(question(LOCAL, round=2, start=np.ones(63))).words["refused"]
+    assert "bring the newest" in refused_by(site, question(LOCAL, round=2, start=np.ones(63)))
 
 
 def test_nothing_in_a_message_changes_the_noise(site_of):
@@ -546,3 +562,31 @@ def test_a_model_of_ones_own_is_allowed_by_the_hash_of_its_source(site_of):
         approve(site, own | {"model": own["model"] | {"init": "start.safetensors"}})
     with pytest.raises(InvalidInput, match=r"own_code=True.*models"):
         site_of(own, own_code=True)
+
+
+PLANNED = ("local noise", "gradient at the server", "tree, sample unit", "algorithm scaffold", "algorithm feddyn",
+           "algorithm pfedme", "algorithm mrmtl")  # fmt: skip
+"""Cases with every kind of call, rule and vector that a plan can have."""
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", PLANNED)
+def test_vectors_of_every_permitted_type_are_answered(case, dtype, site_of):
+    """One message with a float64 start failed on blank examples too, and ended the approval for good."""
+    plain = CASES[case]
+    site = site_of(plain, epsilon=1e4, trust_server=True)
+    (approval,) = site.approvals.all()
+    call = approval.calls[0]
+    blank = call.blank_vectors(site._built(approval.id).setting.model.parameters)
+    arrays = {name: vector.numpy().astype(dtype) for name, vector in blank.items()}
+    at = {"call": call.kind, "round": call.round, "use": call.use, "part": call.part}
+    answer = site.answer(question(plain, **at, arrays=arrays))
+    assert "value" in answer.arrays, answer.words
+    assert site.budget.record().ended == {}
+
+
+def test_a_vector_that_overflows_the_type_of_the_model_is_refused(site_of):
+    site = site_of(LOCAL, largest_start=1e300)
+    start = np.full(63, 1e39)
+    assert "norm inf" in site.answer(question(LOCAL, start=start)).words["refused"]
+    assert len(releases_of(site)) == 0

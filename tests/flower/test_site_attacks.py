@@ -14,7 +14,7 @@ from sightline.mechanisms.updates import PrivateSteps, Public, Updates
 from sightline.randomness import Streams
 from sightline.runtimes.simulator import Simulator
 from tests.flower.cases import CASES, changed, privacy, releases_of
-from tests.flower.test_site import LOCAL, SAMPLE, SEGMENTS, approve, question, site_of, state_of  # noqa: F401
+from tests.flower.test_site import LOCAL, SAMPLE, SEGMENTS, approve, question, refused_by, site_of, state_of  # noqa: F401
 
 PERTURBED = changed(
     privacy=privacy("sample", mechanism="output", sensitivity="clipped_model", noise_multiplier=1e3),
@@ -220,8 +220,8 @@ def test_an_old_copy_of_the_whole_state_is_refused_by_the_counter(site_of, tmp_p
     assert "value" in site.answer(question(LOCAL, round=2)).arrays
     shutil.rmtree(site.folder / "state")
     shutil.copytree(tmp_path / "snapshot", site.folder / "state")
-    again = type(site)(site.folder).answer(question(LOCAL, round=2, start=np.ones(63, np.float32)))
-    assert "old copy" in again.words["refused"]
+    again = question(LOCAL, round=2, start=np.ones(63, np.float32))
+    assert "old copy" in refused_by(type(site)(site.folder), again)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -262,8 +262,7 @@ def test_a_state_that_is_old_but_for_its_budget_does_not_answer_a_call_again(sit
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "snapshot", state)
     for start in (None, np.ones(63, np.float32)):
-        again = type(site)(site.folder).answer(question(LOCAL, start=start))
-        assert "bring the newest" in again.words["refused"]
+        assert "bring the newest" in refused_by(type(site)(site.folder), question(LOCAL, start=start))
 
 
 def test_an_answer_that_a_crash_left_uncounted_is_counted_when_it_leaves(site_of, monkeypatch):  # noqa: F811

@@ -10,11 +10,22 @@ import tomli_w
 from sightline.config import parse
 from sightline.errors import InvalidInput, Refused, SightlineError
 from sightline.ledger import LedgerDamaged
+from sightline.randomness import write_secret
 from sightline.runtimes.remote.client_executor import ClientSide
 from sightline.runtimes.site import policy as signature
-from sightline.runtimes.site.site import Site
+from sightline.runtimes.site.site import CLOSED, RunStore, Site, answer_from
 from tests.flower.cases import privacy, releases_of
-from tests.flower.test_site import CENTRAL, LOCAL, approve, frozen_head, question, site_of, source_hash  # noqa: F401
+from tests.flower.test_site import (  # noqa: F401
+    CENTRAL,
+    LOCAL,
+    SAMPLE,
+    approve,
+    frozen_head,
+    question,
+    refused_by,
+    site_of,
+    source_hash,
+)
 
 
 def set_policy(site, **changed):
@@ -23,10 +34,9 @@ def set_policy(site, **changed):
 
 
 def refusal(site, plain=LOCAL, **asked):
-    answer = site.answer(question(plain, **asked))
-    assert not answer.arrays
-    assert "\n" not in answer.words["refused"]
-    return answer.words["refused"]
+    found = refused_by(site, question(plain, **asked))
+    assert "\n" not in found
+    return found
 
 
 OWN = LOCAL | {"model": {"name": "tests.flower.test_site:frozen_head"}}
@@ -72,6 +82,41 @@ def test_a_policy_put_back_answers_again(site_of):  # noqa: F811
     assert "gone.npz" in refusal(site), "and the policy before does not answer in its place"
     (site.folder / "site.toml").write_text(policy)
     assert "value" in site.answer(question(LOCAL)).arrays
+
+
+@pytest.mark.parametrize(
+    "slip", [{"epsilon": 7.0}, {"counter": "missing/counter"}, {"counter": "other"}, {"delta": 1e-9}]
+)
+def test_a_slip_in_the_policy_lasts_until_it_is_put_right(slip, site_of):  # noqa: F811
+    """A site that is served kept the broken budget and read site.toml no more: only a restart helped."""
+    site = site_of(LOCAL)
+    assert "value" in site.answer(question(LOCAL)).arrays
+    policy = (site.folder / "site.toml").read_text()
+    set_policy(site, **slip)
+    for _ in range(2):
+        assert not site.answer(question(LOCAL, round=2)).arrays
+    (site.folder / "site.toml").write_text(policy)
+    assert "value" in site.answer(question(LOCAL, round=2)).arrays
+
+
+@pytest.mark.parametrize(
+    "policy", [{"witness": "ssh -i /secret/key host"}, {"counter": "/secret/counter"}, {"epsilon": "/secret"}]
+)
+def test_a_refusal_tells_nothing_of_the_owners_files(policy, site_of, caplog):  # noqa: F811
+    """The command of the witness, the path of the counter and values of site.toml went to the server."""
+    site = site_of(LOCAL)
+    set_policy(site, **policy)
+    assert site.answer(question(LOCAL)).words == {"refused": CLOSED}
+    assert "/secret" in caplog.text
+    caplog.clear()
+    assert answer_from(site.folder, question(LOCAL)).words == {"refused": CLOSED}
+    assert "/secret" in caplog.text
+
+
+def test_a_delta_that_is_no_longer_allowed_is_not_told(site_of):  # noqa: F811
+    site = site_of(SAMPLE, delta=0.5, allow_large_delta=True)
+    set_policy(site, allow_large_delta=False)
+    assert site.answer(question(SAMPLE)).words == {"refused": CLOSED}
 
 
 def test_a_looser_policy_changes_no_approval(site_of):  # noqa: F811
@@ -143,6 +188,31 @@ def test_an_answer_that_is_being_computed_does_not_leave_once_it_is_revoked(site
     monkeypatch.setattr(ClientSide, "compute_task", revoke_meanwhile)
     assert "revoked it" in refusal(site)
     assert "revoked it" in refusal(Site(site.folder))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new", "again"])
+@pytest.mark.parametrize("how", ["revoke", "policy"])
+def test_no_answer_leaves_after_the_owner_forbade_it(how, again, site_of, monkeypatch):  # noqa: F811
+    """An answer was counted, then waited for answer_seconds: it left 5 s after `revoke` had returned."""
+    site = site_of(LOCAL, answer_seconds=0.5)
+    (approval,) = site.approvals.all()
+    if again:
+        assert "value" in site.answer(question(LOCAL)).arrays
+
+    def forbid(*how_long):
+        if how == "revoke":
+            assert Site(site.folder).revoke(approval.id)
+        else:
+            set_policy(site, require_signature=True)
+
+    if again:
+        whole = RunStore.answer_to
+        monkeypatch.setattr(RunStore, "answer_to", lambda *how: (forbid(), whole(*how))[1])
+    else:
+        monkeypatch.setattr(Site, "_wait_from", forbid)
+    assert ("revoked it" if how == "revoke" else "was changed while the answer was computed") in refusal(site)
+    monkeypatch.undo()
+    assert ("revoked it" if how == "revoke" else "approved without a signature") in refusal(site)
 
 
 # lost and restored files
@@ -260,6 +330,33 @@ def test_a_site_without_a_reservation_answers_nothing_while_it_is_served(site_of
         lost.unlink()
     assert "state=lifetime.sqlite: holds no reservation of approval" in refusal(site, round=2)
     assert len(releases_of(site)) == 1
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "another"])
+def test_another_noise_root_is_noticed(harm, site_of):  # noqa: F811
+    """A root that was lost was drawn again, and an empty one was used."""
+    site = site_of(LOCAL)
+    assert "value" in site.answer(question(LOCAL)).arrays
+    root = site.folder / "state" / "noise-root.secret"
+    root.unlink()
+    if harm != "gone":
+        write_secret(root, b"" if harm == "empty" else bytes(32))
+    with pytest.raises(SightlineError, match=r"noise-root\.secret: it "):
+        Site(site.folder).check()
+    if harm == "another":
+        assert "is not the one that this state began with" in refusal(Site(site.folder), round=2)
+    assert len(releases_of(site)) == 1
+
+
+def test_the_number_of_a_site_is_fixed_for_life(site_of):  # noqa: F811
+    """With approvals of client 2, site.toml could say client 1: its ledger was then read for another participant."""
+    site = site_of(LOCAL)
+    set_policy(site, client=1)
+    assert "this state was begun by client 2; put the old value back" in refusal(site)
+    with pytest.raises(InvalidInput, match="begun by client 2"):
+        Site(site.folder).check()
+    set_policy(site, client=2)
+    assert "value" in site.answer(question(LOCAL)).arrays
 
 
 # failures

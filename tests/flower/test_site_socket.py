@@ -182,6 +182,32 @@ def test_others_are_heard_while_an_answer_is_computed(door, monkeypatch):
     assert len(releases_of(site)) == 2
 
 
+def test_callers_that_hung_up_while_they_waited_make_room(door, monkeypatch):
+    """Questions that waited for their turn counted as answered: 32 callers that had hung up locked everybody out."""
+    place, site = door
+    monkeypatch.setattr(process, "MOST_CALLERS", 4)
+    content = framed(question(LOCAL).to_bytes())
+    with site._hold_lock():
+        for _ in range(4):
+            sent(place, content).close()
+        waiting = [sent(place, content) for _ in range(8)]
+        for _ in range(3):
+            assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+        assert any(map(is_open, waiting))
+        for line in waiting:
+            line.close()
+    assert "value" in ask_site(place, question(LOCAL, round=2), seconds=30).arrays
+
+
+def test_a_question_whose_caller_hung_up_is_not_answered(door):
+    place, site = door
+    with site._hold_lock():
+        sent(place, framed(question(LOCAL).to_bytes())).close()
+        time.sleep(0.3)
+    assert "value" in ask_site(place, question(LOCAL, run="b"), seconds=30).arrays
+    assert state_of(site).run == "b"
+
+
 def refusal(site, place):
     """Why a site does not answer at a place; nothing when it does."""
     found, done = [], threading.Event()

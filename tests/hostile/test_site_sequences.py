@@ -6,7 +6,7 @@ import pytest
 
 from sightline.errors import Refused
 from sightline.ledger import Ledger
-from sightline.randomness import Streams
+from sightline.randomness import OS_ROOT, ROOT_BYTES, Streams
 from sightline.runtimes.site import site as site_module
 from sightline.runtimes.site.budget import FileCounter, LifetimeBudget
 from sightline.runtimes.site.site import RunStore, Site
@@ -63,7 +63,7 @@ def reuse_noise(monkeypatch):
 
     class SameStreams(Streams):
         def __init__(self, root):
-            super().__init__(root[:32])
+            super().__init__(root[: len(OS_ROOT) + ROOT_BYTES])
 
     monkeypatch.setattr(site_module, "Streams", SameStreams)
 

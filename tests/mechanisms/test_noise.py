@@ -59,3 +59,12 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path):
     (tmp_path / "one").chmod(0o644)
     with pytest.raises(InvalidInput, match="chmod 600"):
         Streams.from_operating_system(tmp_path / "one")
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 31, 33, 64])
+def test_a_root_that_is_not_of_256_bits_is_refused(size, tmp_path):
+    """Two sites with an empty noise-root.secret drew the same noise, bit for bit: it could be computed."""
+    Streams.from_operating_system(tmp_path / "one")
+    (tmp_path / "one").write_bytes(bytes(size))
+    with pytest.raises(InvalidInput, match=f"holds {size} bytes and a noise root has 32"):
+        Streams.from_operating_system(tmp_path / "one")

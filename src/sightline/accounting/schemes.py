@@ -15,10 +15,10 @@ from sightline import formatting as shown
 from sightline.accounting.accountant import Accountant, interval, large_delta_note
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
-from sightline.accounting.calibration import calibrate
+from sightline.accounting.calibration import MOST_NOISE, calibrate
 from sightline.accounting.certified import BETA, Certificate, certify_balanced
 from sightline.accounting.published import AsPublished, clustered_noise
-from sightline.errors import invalid, refuse
+from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import (
     MOST_COUNTED,
     Adjacency,
@@ -308,7 +308,14 @@ class SchemeFamily:
         def at(noise: float) -> Scheme:
             return self.make(**{**complete, "noise": noise})
 
-        return at(1.0).calibrate_over(at, epsilon=epsilon, delta=delta, accountant=accountant)
+        try:
+            return at(1.0).calibrate_over(at, epsilon=epsilon, delta=delta, accountant=accountant)
+        except InvalidInput:
+            own = complete.get(UNSPLIT_NOISE.name)
+            if own is None or at(MOST_NOISE).epsilon(delta=delta, accountant=accountant) <= epsilon:
+                raise
+        law = f"the unsplit part alone costs more than epsilon={epsilon:g}, whatever the noise of the split part"
+        invalid("--unsplit-noise", own, law, "raise it, or the budget")
 
     def state_claim(self, numbers: Numbers) -> dict[str, str]:
         """Return observer, adjacency and what noise is relative to, for numbers complete except for the noise."""

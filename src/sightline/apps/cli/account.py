@@ -161,7 +161,10 @@ def account_scheme(
 ) -> None:
     """Account a scheme and print the result."""
     from sightline.accounting import Accountant
+    from sightline.errors import invalid
 
+    if interval and accountant != Accountant.PLD:
+        invalid("--interval", accountant, "the lower bound is of the accountant pld", "leave out one of the two")
     numbers = family.complete_numbers(numbers)
     scheme = family.make(**numbers)
     epsilon = scheme.epsilon(delta=delta, accountant=Accountant(accountant))

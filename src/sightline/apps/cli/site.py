@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +57,27 @@ def approve_command(
     drawn = site.draw_up(read(config, overrides), signature=signed)
     # The description always appears: an owner must see the cost before agreeing, also with --json.
     click.echo("\n".join(site.describe(drawn)), err=as_json)
-    if not yes and not click.confirm("Approve this for one run?", err=True):
+    if not yes and not _confirm("Approve this for one run?"):
         click.echo("not approved: nothing is reserved", err=True)
         raise click.exceptions.Exit(1)
     # Approving draws up nothing new: what was shown is what is reserved and stored.
     made = site.approve(drawn)
     click.echo(json.dumps(_facts_of(made)) if as_json else f"approved: {made.id}")
+
+
+def _confirm(question: str) -> bool:
+    """Ask on the terminal; raise InvalidInput where nothing can be read."""
+    from sightline.errors import InvalidInput
+
+    cannot = InvalidInput("stdin: it is closed or at its end, and this command asks first; give --yes")
+    if sys.stdin is None:
+        raise cannot
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            raise cannot from None
+        raise
 
 
 def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "Site":
@@ -161,7 +177,8 @@ def revoke_command(approval: str, folder: Path, yes: bool) -> None:
     from sightline.runtimes.site.site import Site
 
     site = Site(folder)
-    if not yes and not click.confirm(f"Revoke {approval} for good? Its share of the budget stays spent.", err=True):
+    site.require_known(approval)
+    if not yes and not _confirm(f"Revoke {approval} for good? Its share of the budget stays spent."):
         click.echo("not revoked", err=True)
         raise click.exceptions.Exit(1)
     done = site.revoke(approval)

@@ -56,10 +56,9 @@ def answer_request(message: WireMessage, context: Context, *, seconds: float | N
     if "site-socket" in config:
         return process.ask_site(Path(str(config["site-socket"])), message, seconds=seconds)
     if "site" in config:
-        # Import torch only where it is needed: a node starts a process for every message.
-        from sightline.runtimes.site.site import Site
+        from sightline.runtimes.site.site import answer_from
 
-        return Site(Path(str(config["site"]))).answer(message)
+        return answer_from(Path(str(config["site"])), message)
     if set(config) <= SIMULATED:
         return simulated_answer(message, context)
     return WireMessage({"refused": "node-config: this node names no site; give site=FOLDER or site-socket=PATH"})

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -102,8 +104,8 @@ class Approvals:
         self._folder = state / APPROVALS
 
     def all(self) -> list[Approval]:
-        """Return every approval, oldest first."""
-        paths = sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        """Every approval, the oldest first."""
+        paths = sorted(self._list_files("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
 
     def of(self, digest: str) -> list[Approval]:
@@ -111,9 +113,19 @@ class Approvals:
         # The digest comes from a message and goes into a file pattern: anything but hex is refused.
         if not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
             return []
-        paths = self._folder.glob(f"{digest[:32]}-*.json")
+        paths = self._list_files(f"{digest[:32]}-*.json")
         found = [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
         return sorted((one for one in found if one.digest == digest), key=lambda one: int(one.id.partition("-")[2]))
+
+    def _list_files(self, pattern: str) -> list[Path]:
+        """The files of a pattern; a folder that cannot be read is an error, and not an empty one."""
+        try:
+            return [self._folder / name for name in os.listdir(self._folder) if fnmatchcase(name, pattern)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            way_out = "give it back to the site's user"
+            invalid("state", self._folder, f"cannot be listed ({type(error).__name__})", way_out)
 
     def next_id(self, digest: str) -> str:
         """Return the id of the next approval of an experiment; every run needs its own."""
@@ -124,8 +136,8 @@ class Approvals:
         return self._folder / f"{ENDED}{id}"
 
     def ended(self) -> list[str]:
-        """Return the approvals that their files mark as ended."""
-        found = (path.name for path in self._folder.glob(f"{ENDED}*") if path.suffix != ".tmp")
+        """The approvals that have ended, as their files say."""
+        found = (path.name for path in self._list_files(f"{ENDED}*") if path.suffix != ".tmp")
         return sorted(name.removeprefix(ENDED) for name in found)
 
     def put(self, approval: Approval) -> None:

@@ -287,6 +287,11 @@ class LifetimeBudget:
         with self._open_state() as store:
             return store.number()
 
+    def pin(self, name: str, value: str) -> str:
+        """Return the value that a fact of the site has for life; the first one that is given is kept."""
+        with self._open_state() as store:
+            return store.pin(name, value)
+
     def record(self) -> LifetimeRecord:
         """Return the facts that the other files of the state are compared with."""
         with self._open_state() as store:

@@ -77,6 +77,12 @@ class BudgetStore:
             law = f"a budget for life is fixed beforehand, and here it is epsilon={held[0]:g}, delta={held[1]:g}"
             invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", law, "put the old values back")
 
+    def pin(self, name: str, value: str) -> str:
+        """Write a fact that holds for the life of the state, unless it is written; return the one that is."""
+        with transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO pinned VALUES (?, ?)", (name, value))
+        return str(self._connection.execute("SELECT value FROM pinned WHERE name = ?", (name,)).fetchone()[0])
+
     def marks(self) -> Marks:
         """Return the newest marks."""
         return dict(self._connection.execute("SELECT number, head FROM mark"))
@@ -148,6 +154,7 @@ class BudgetStore:
 TABLES = (
     "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
     "counted (what TEXT PRIMARY KEY)",
+    "pinned (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
     "counted INTEGER NOT NULL)",
     "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "

@@ -73,7 +73,7 @@ class PlannedCall:
     def vectors_of(self, arrays: Arrays, *, dimension: int, largest: float) -> dict[str, Tensor]:
         """Return the public vectors that this call needs, by name; nothing else of the message is read.
 
-        Guarantees: each vector has the size of the model, is finite and lies in the public ball of radius `largest`.
+        Guarantees: each has the model's size and type, is finite and lies in the public ball of radius `largest`.
         """
         rows: dict[str, tuple[int, ...]] = {"start": (dimension,)}
         if self.kind == CHOOSE:
@@ -124,9 +124,10 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
         if not 0 < float(array) <= LARGEST_NUMBER:
             invalid(name, float(array), f"is a positive number of at most {LARGEST_NUMBER:g}")
         return own_tensor(array)
-    # The square root of a sum in float64: a norm in float32 could overflow. NaN fails `not norm <= largest`.
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)  # what models compute in: another type would fail in the middle
     norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1))))
-    if not norm <= largest:
+    if not (math.isfinite(norm) and norm <= largest):
         invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
     if name == "terms/mask" and not np.isin(array, (0, 1)).all():
         invalid(name, "other numbers", "a mask is of zeros and ones")

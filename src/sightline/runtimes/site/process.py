@@ -5,6 +5,7 @@ import fcntl
 import logging
 import math
 import os
+import select
 import socket
 import stat
 import struct
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -119,15 +121,16 @@ def _listen_at(place: Path) -> socket.socket:
 class _Callers:
     """The callers of a site, each served in its own thread.
 
-    Guarantees: at most MOST_CALLERS at a time, and together at most twice `largest_bytes` of messages. If there are
-    more, the caller that has been sending longest is disconnected: an honest message on a local socket takes a moment.
-    A caller whose question is being answered is never disconnected.
+    Guarantees: at most MOST_CALLERS at a time, and together at most twice `largest_bytes` of messages. When there are
+    more, the one that has talked longest is hung up on: an honest message on a socket of this machine takes a moment.
+    A caller whose question is being answered is never hung up on; one that waits for its turn may be, and is left as
+    soon as it hangs up itself.
     """
 
     def __init__(self, site: "Site") -> None:
         self._site, self._lock = site, threading.Lock()
         self._talking: dict[socket.socket, int] = {}
-        """Bytes that have come from each caller that is being read or is taking its answer, the oldest caller first."""
+        """Bytes of each caller that is being read, waits, or is taking its answer, the oldest caller first."""
         self._answering: dict[socket.socket, int] = {}
 
     def take(self, caller: socket.socket) -> None:
@@ -147,11 +150,9 @@ class _Callers:
     def _serve(self, caller: socket.socket) -> None:
         try:
             content = _receive(caller, self._site.policy.largest_bytes, _end_of(PATIENCE_SECONDS), self._count)
-            self._move(caller, self._talking, self._answering, len(content))
-            answer = _answer_bytes(self._site, content)
-            # Free the question before the answer is sent: a slow reader must not hold both.
+            answer = _answer_bytes(self._site, content, partial(self._heed, caller))
             del content
-            self._move(caller, self._answering, self._talking, 0)
+            self._begin_taking(caller)
             _send(caller, answer, _end_of(PATIENCE_SECONDS))
         except (EOFError, OSError, MemoryError) as error:
             LOG.debug("a caller was left (%s)", type(error).__name__)
@@ -179,13 +180,21 @@ class _Callers:
             oldest.shutdown(socket.SHUT_RDWR)
         return True
 
-    def _move(
-        self, caller: socket.socket, here: dict[socket.socket, int], there: dict[socket.socket, int], size: int
-    ) -> None:
+    def _heed(self, caller: socket.socket, held: bool) -> bool:
+        """Return whether a caller still waits; `held` when its turn has come."""
+        if _hung_up(caller):
+            return False
         with self._lock:
-            if here.pop(caller, None) is None:
+            if held and caller in self._talking:
+                self._answering[caller] = self._talking.pop(caller)
+            return caller in (self._answering if held else self._talking)
+
+    def _begin_taking(self, caller: socket.socket) -> None:
+        """Note that a caller takes its answer from now on; raises EOFError where it was left."""
+        with self._lock:
+            if self._talking.pop(caller, None) is None and self._answering.pop(caller, None) is None:
                 raise EOFError
-            there[caller] = size
+            self._talking[caller] = 0
 
     def _forget(self, caller: socket.socket) -> None:
         with self._lock:
@@ -194,10 +203,17 @@ class _Callers:
         caller.close()
 
 
-def _answer_bytes(site: "Site", content: bytes | bytearray) -> bytes:
-    """Return the answer to a message as bytes; raise no Exception except MemoryError."""
+def _hung_up(line: socket.socket) -> bool:
+    """Return whether the other end is closed, or this one was shut."""
+    poll = select.poll()
+    poll.register(line, 0)  # POLLHUP is told unasked
+    return bool(poll.poll(0))
+
+
+def _answer_bytes(site: "Site", content: bytes | bytearray, heed: Callable[[bool], bool]) -> bytes:
+    """Return the answer to a message as bytes; raises no Exception but MemoryError."""
     try:
-        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS)).to_bytes()
+        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS), heed).to_bytes()
     except SightlineError as error:
         LOG.warning("refused: %s", error)
         return WireMessage({"refused": str(error)}).to_bytes()

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline import accounting
 from sightline.config import Experiment
-from sightline.errors import Refused, SightlineError, invalid, one_line, printable
+from sightline.errors import InvalidInput, Refused, SightlineError, invalid, one_line, printable
 from sightline.events import Clear
 from sightline.ledger import Ledger, LedgerDamaged, SqliteStore, connect_to_write
 from sightline.mechanisms import Mechanism, ReleaseContext
@@ -48,13 +48,26 @@ from sightline.runtimes.site.policy import (
     read_policy,
 )
 from sightline.runtimes.site.process import run_within
-from sightline.runtimes.site.state_check import BUDGET, check_answers, check_reservations, check_unit
+from sightline.runtimes.site.state_check import (
+    BUDGET,
+    ROOT,
+    check_answers,
+    check_pinned,
+    check_reservations,
+    check_unit,
+    prepare_state,
+)
 from sightline.topology import PUBLIC, SERVER, client_name
 
 LOG = logging.getLogger("sightline.site")
 EARLIER_STORE = "shelf.secret"
 HELLO = "hello"
 LONGEST_REFUSAL = 1000
+CLOSED = "this site is closed; its log says why"
+"""What a server is told of the owner's own mistakes: their text may hold paths, commands and values of site.toml."""
+PAUSE_SECONDS = 0.02
+"""Between two looks at the lock of a site that is busy."""
+Heed = Callable[[bool], bool]
 NOISED, UNNOISED = "noised", "unnoised"
 
 
@@ -170,17 +183,23 @@ class Site:
         data = read_data(self.folder, policy)
         if policy.unit == "sample" and not policy.allow_large_delta:
             accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, len(data.train), "examples")
-        state = self.folder / "state"
-        state.mkdir(mode=0o700, exist_ok=True)
+        state = prepare_state(self.folder)
         if (state / EARLIER_STORE).exists():
             law = "is of a version that charged every answer by itself"
             invalid("state", state, law, "keep it for its ledger, and begin another with what is left of the budget")
-        self._root = Streams.from_operating_system(state / "noise-root.secret")
-        self.budget = LifetimeBudget(state, policy)
-        self.approvals, self._state = Approvals(state), state
+        root, budget = Streams.from_operating_system(state / ROOT), LifetimeBudget(state, policy)
+        self._root, self.budget, self.approvals, self._state = root, budget, Approvals(state), state
         self._built = lru_cache(maxsize=2)(self._build_side)
         self.policy, self.data, self._data_digest = policy, data, data_digest(data)
         self._checked = False
+
+    def _reopen(self, policy: SitePolicy) -> None:
+        """Open the site under a changed policy; after a slip the one before stays."""
+        try:
+            LifetimeBudget(self._state, policy).check()
+            self._open(policy)
+        except Refused as error:  # about the owner's file: not for the server
+            raise InvalidInput(str(error)) from None
 
     def draw_up(self, experiment: Experiment, *, signature: str | None = None) -> Approval:
         """Return what approving an experiment would mean; nothing is approved yet."""
@@ -211,9 +230,13 @@ class Site:
         Its reservation stays spent and nothing more is answered. This does not wait for an answer in progress: that
         answer does not leave either.
         """
+        self.require_known(id)
+        return self._end(id, "revoked")
+
+    def require_known(self, id: str) -> None:
+        """Raise InvalidInput when no approval has this name."""
         if id not in {approval.id for approval in self.approvals.all()}:
             invalid("APPROVAL", id, "is not approved here", "sightline site status lists the approvals")
-        return self._end(id, "revoked")
 
     def _end(self, id: str, how: str) -> bool:
         ended, path = self.budget.end(id, how), self.approvals.ended_path(id)
@@ -240,27 +263,31 @@ class Site:
         with self._read_ledger() as (ledger, _):
             return sum(release.event == Clear() for release in ledger)
 
-    def answer(self, message: WireMessage) -> WireMessage:
-        """Return the answer to a question, or a refusal with the reason in one line.
+    def answer(self, message: WireMessage, heed: Heed = lambda held: True) -> WireMessage:
+        """Return the answer to a question, or in one line why there is none.
 
-        Guarantees: raises no Exception, whatever the message holds. A question without an approval does not wait for an
-        answer that is being computed.
+        Guarantees: raises no Exception, whatever the message holds. A question for which nothing is approved does not
+        wait for an answer that is being computed. A refusal says nothing of the owner's files but what the message
+        or the approved experiment breaks.
+
+        `heed` is called while the question waits, and with True when its turn has come: False gives the question up.
         """
         try:
-            message = read_site_question(message)
+            with _about_message():
+                message = read_site_question(message)
             if message.words.get("call") == HELLO:
                 return self.hello()
-            # Check the files first, so that a lost approval is reported as lost and not as never given.
-            if not self._checked:
-                self.check()
-            self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
-            with self._hold_lock():
+            if read_policy(self.folder) == self.policy:  # a changed one is opened under the lock, and checked there
+                if not self._checked:  # a lost approval is told as that, not as one that never was
+                    self.check()
+                self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
+            with self._hold_lock(heed):
                 answer = self._answer_call(message)
             return message.reply(self.policy.client, answer.words, answer.arrays)
         except SightlineError as error:
             why = printable(str(error), most=LONGEST_REFUSAL)
             LOG.warning("refused: %s", why)
-            return WireMessage({"refused": why})
+            return WireMessage({"refused": why if isinstance(error, Refused) else CLOSED})
         except Exception as error:
             # The text of an unexpected error may hold data: only its type leaves, the text stays in the site's log.
             LOG.exception("a question could not be answered")
@@ -282,31 +309,30 @@ class Site:
         # The order of the checks below: approval and reservation first, then the call, then its vectors. Nothing is
         # computed for a question that is not in an approved plan.
         policy = read_policy(self.folder)
-        # Read the policy again for every question: a stricter policy also applies to earlier approvals.
-        if policy != self.policy:
-            self._open(policy)
+        if policy != self.policy:  # the owner's newest word counts, also for what was approved before
+            self._reopen(policy)
         if not self._checked:
             self._check_files()
         approval, store = self._find_approval(str(words.get("digest", "")), str(words.get("run", "")))
         mark = self.budget.require(approval.id, approval.composition)
-        call = approval.find_call(words.get("call"), words.get("round"), words.get("use"), words.get("part", 0))
+        with _about_message():
+            call = approval.find_call(words.get("call"), words.get("round"), words.get("use"), words.get("part", 0))
         side = self._built(approval.id)
         dimension = side.setting.model.parameters
-        vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
+        with _about_message():
+            vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
+            task = call.task_of(vectors, self.policy.client)
         asked = _asked(approval, call, vectors)
         name = _answer_name(approval, call)
         # The same question gets the stored answer. Fresh noise on the same value, or the same noise on a changed value,
         # would each reveal more than the ledger charges.
         before = store.answer_to(call.place, asked)
         if before is not None:
-            # A crash came between storing the answer and counting it; other answers may have been counted since.
-            if not self.budget.was_counted(name):
-                self.budget.advance(name, approval=approval.id)
+            self._let_go(approval, name)
             return before
         store.refuse_passed(call.place, asked)
         if self.budget.was_counted(name):
             raise LedgerDamaged(f"state={APPROVALS}: it lacks answers that this site gave; bring the newest one back")
-        task = call.task_of(vectors, self.policy.client)
         memory = "" if task.memory is None else task.memory.name
         # Noise and sampling are keyed by the question and the data, under a root from the operating system: after a
         # crash the same question draws the same noise, and no other value ever does.
@@ -321,9 +347,18 @@ class Site:
         # Whether an update was finite depends on the data: reveal it only where the update itself is handed over.
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
         store.put_answer(call.place, asked, answer, memory, result)
-        self.budget.advance(name, approval=approval.id)
         self._wait_from(begun)
+        self._let_go(approval, name)
         return answer
+
+    def _let_go(self, approval: Approval, name: str) -> None:
+        """Count an answer, as the last step before it leaves; raise when its owner forbade it meanwhile."""
+        if read_policy(self.folder) != self.policy:
+            raise Refused(f"{POLICY}: it was changed while the answer was computed; ask again")
+        if self.budget.was_counted(name):
+            self.budget.require(approval.id, approval.composition)
+        else:  # new, or a crash came between
+            self.budget.advance(name, approval=approval.id)
 
     def _wait_from(self, begun: float) -> None:
         """Sleep until `answer_seconds` after `begun`."""
@@ -358,6 +393,7 @@ class Site:
         """Raise if a file of the state contradicts the others; then nothing is answered or approved."""
         approvals, ended = self.approvals.all(), self.approvals.ended()
         check_unit(approvals, self.policy)
+        check_pinned(self.budget, self.policy, self._root.fingerprint)
         record = self.budget.record()
         check_reservations(approvals, ended, record)
         stores = {approval.id: self._store(approval.id) for approval in approvals}
@@ -458,14 +494,45 @@ class Site:
             yield Ledger.open_stored(store, participants=participants), store
 
     @contextmanager
-    def _hold_lock(self, *, wait: bool = True) -> Iterator[None]:
-        """Allow one answer at a time over all processes of this site; without `wait`, raise BlockingIOError."""
+    def _hold_lock(self, heed: Heed = lambda held: True, *, wait: bool = True) -> Iterator[None]:
+        """One answer at a time, whatever processes work for this site; without `wait` raise BlockingIOError."""
         handle = os.open(self._state / "site.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while not (held := _try_lock(handle)) and wait and heed(False):
+                time.sleep(PAUSE_SECONDS)
+            if not held and not wait:
+                raise BlockingIOError
+            if not held or not heed(True):
+                raise Refused("question: its caller hung up before its turn came")
             yield
         finally:
             os.close(handle)
+
+
+def answer_from(folder: Path, message: WireMessage) -> WireMessage:
+    """Return the answer of the site in a folder, or that it is closed where it cannot be opened."""
+    try:
+        return Site(folder).answer(message)
+    except SightlineError as error:
+        LOG.warning("refused: %s", error)
+        return WireMessage({"refused": CLOSED})
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _about_message() -> Iterator[None]:
+    """Raise what is wrong with a message as Refused: only such a text is sent back."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise Refused(str(error)) from None
 
 
 def _answer_name(approval: Approval, call: PlannedCall) -> str:

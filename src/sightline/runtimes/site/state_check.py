@@ -5,17 +5,46 @@ the ledger (`budget.sqlite`), the count of the answer (`lifetime.sqlite`). A cra
 that passes: nothing has left the site yet.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sightline.errors import invalid, one_line
 from sightline.ledger import LedgerDamaged
 from sightline.runtimes.site.approval import APPROVALS, Approval, read_approved
-from sightline.runtimes.site.budget import LIFETIME, RESTORE
+from sightline.runtimes.site.budget import LIFETIME, RESTORE, LifetimeBudget
 from sightline.runtimes.site.budget_store import LifetimeRecord, events_digest
 from sightline.runtimes.site.policy import POLICY, SitePolicy
 
 BUDGET = "budget.sqlite"
+ROOT = "noise-root.secret"
+
+
+def prepare_state(folder: Path) -> Path:
+    """Return the state folder of a site, made where it is missing; raise where this user must not work in it.
+
+    Files that another user writes there could not be read by the site's own process.
+    """
+    state = folder / "state"
+    owned = state if state.exists() else folder
+    if owned.stat().st_uid != os.geteuid():
+        invalid("state", owned, "belongs to another user", "run this as its owner: runuser -u OWNER -- sightline ...")
+    state.mkdir(mode=0o700, exist_ok=True)
+    if (state / LIFETIME).exists() and not (state / ROOT).exists():
+        _damaged(ROOT, "is gone, and answers may have left with noise from it")
+    return state
+
+
+def check_pinned(budget: LifetimeBudget, policy: SitePolicy, root: str) -> None:
+    """Raise unless the noise root, by its fingerprint, and the site's number are those that the state began with."""
+    if budget.pin(ROOT, root) != root:
+        _damaged(ROOT, "is not the one that this state began with")
+    number = budget.pin("client", str(policy.client))
+    if number != str(policy.client):
+        invalid(
+            f"{POLICY}: client", policy.client, f"this state was begun by client {number}", "put the old value back"
+        )
 
 
 def check_reservations(approvals: Sequence[Approval], ended: Collection[str], record: LifetimeRecord) -> None:
