@@ -296,7 +296,7 @@ def shorten_shift(event: Event, factor: float) -> Event:
 
 def check_cohort(event: "WithoutReplacement | FixedCohort") -> None:
     """Raise unless the cohort can be drawn."""
-    check_event(event, "population", event.population >= 1, "there is somebody to draw from")
+    check_event(event, "population", event.population >= 1, "the population is not empty")
     check_event(event, "cohort", 1 <= event.cohort <= event.population, "a cohort has 1 to `population` members")
 
 

@@ -274,7 +274,7 @@ def test_draws_that_are_sure_cost_the_stream():
 @pytest.mark.parametrize(
     ("numbers", "law"),
     [
-        ({"separation": 1}, "separation=1: whoever takes part in every round gains nothing"),
+        ({"separation": 1}, "separation=1: a client that takes part in every round gains nothing"),
         ({"bands": 1}, "bands=1: one band is independent noise"),
         ({"bands": 41}, "bands=41: a whole number from 2 to the number of steps"),
         ({"strategy": "blt", "bands": 4}, "bands=4: blt has buffers"),

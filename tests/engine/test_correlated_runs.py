@@ -328,7 +328,7 @@ def test_a_round_that_was_seen_and_is_made_again_has_other_noise_and_costs_more(
     execution = LiveExecution(Known(30, [10] * 6, silent=True), secret)
     state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
     for time, anew in [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True), (4, True), (5, False)]:
-        r = TrainingRound(setting, ledger, execution, time, anew=anew)
+        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
         updates = r.train(r.sample(), state["model"])
         made.append((time, (r.release_mean(updates).value * 2).double().numpy(), ledger[len(ledger) - 1].id))
     strategy = make_strategy("bsr", steps=7, separation=3, uses=3)
@@ -357,7 +357,7 @@ def test_a_round_made_again_with_hidden_draws_is_charged_to_all_members(tiny):
     ledger = Ledger()
     execution = LiveExecution(Known(30, [10] * 6, silent=True), Streams.from_seed(1))
     for time, anew in [(1, False), (2, False), (2, True), (3, False)]:
-        r = TrainingRound(setting, ledger, execution, time, anew=anew)
+        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
         r.release_mean(r.train(r.sample(), Public(setting.start)))
     for client in range(6):
         found = ledger.composition(f"client-{client}", "public")
@@ -374,7 +374,7 @@ def test_nobody_is_asked_out_of_turn(tiny, tmp_path):
         ledger = Ledger()
         r = TrainingRound(setting, ledger, LiveExecution(worker, Streams.from_seed(1)), 1)
         updates = r.train(Cohort(tuple(sorted(cohort))), Public(setting.start))
-        with pytest.raises(Refused, match="whose turn it is not"):
+        with pytest.raises(Refused, match="asked out of turn"):
             r.release_mean(updates)
         assert not len(ledger)
         assert not worker.asked

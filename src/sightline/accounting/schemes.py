@@ -499,7 +499,7 @@ def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
 @register_scheme(
     title="Balanced: exactly k of T steps",
     help="Each subject is used in exactly K of T steps.",
-    hint="Each subject is used in exactly so many of the steps, a hidden choice.",
+    hint="Each subject is used in exactly k of the steps, a hidden choice.",
     parameters=(NOISE, STEPS, USES, EPOCHS, CERTIFIED, SEED),
     example={"noise": 2, "steps": 1000, "uses": 100},
     claim=HIDDEN,

@@ -104,7 +104,7 @@ def check_participation(*, separation: int, uses: int) -> None:
         refuse(
             "separation",
             separation,
-            "whoever takes part in every round gains nothing from correlated noise",
+            "a client that takes part in every round gains nothing from correlated noise",
             "let subjects take turns (separation 2 or more), or use independent noise",
         )
 

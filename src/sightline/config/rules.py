@@ -105,7 +105,7 @@ INDEPENDENT = 'use privacy.noise = "independent"'
 
 # Why correlated noise has no bound with a scheme other than turns.
 NO_TURNS = {
-    "full": "whoever takes part in every round gains nothing from correlated noise",
+    "full": "a client that takes part in every round gains nothing from correlated noise",
     "poisson": "hidden draws out of everybody keep no distance between the rounds of a client",
     "balanced": "a hidden schedule keeps no distance between the rounds of a client",
     "check_ins": "random check-ins keep no distance between the rounds of a client",

@@ -190,7 +190,7 @@ def _check_partition(source: Source, settings: Data) -> None:
         law = f"does not fit the source {source.name}"
         invalid("data.partition", settings.partition, law, "use " + " or ".join(f'"{p}"' for p in source.partitions))
     if settings.reuse and settings.clusters is None:
-        law = "only clusters are dealt the whole data set anew"
+        law = "only clusters get the whole data set each"
         invalid("data.reuse", "true", law, 'use partition = "rotation" or "label_shift", or reuse = false')
 
 
@@ -223,7 +223,7 @@ def _partition_notes(table: Table, parts: list[Index], settings: Data, shift: Sh
     if Partition(settings.partition) is Partition.BY_USER and dealt < len(table):
         notes.append("by_user: the users with most examples; that they have most is treated as public")
     if settings.reuse:
-        notes.append("reuse: every cluster is dealt the whole data set anew; epsilon protects one copy of an example")
+        notes.append("reuse: every cluster gets the whole data set; epsilon protects one copy of an example")
     elif dealt < len(table):
         notes.append(f"{settings.partition}: {dealt:,} of {len(table):,} examples are dealt, the rest is not used")
     return notes

@@ -304,7 +304,7 @@ class TrainingLoop:
         # Real nodes have seen values of the interrupted attempt. Repeat the round with streams named by the length of
         # the ledger; the releases of both attempts count.
         except SeenBefore:
-            r, state = self._commit_round(state, number, anew=True)
+            r, state = self._commit_round(state, number, repeated=True)
         self.memories = r.memories
         head = self.record.store.head()
         checkpoint = Checkpoint(number, state, len(self.ledger), head, r.counts, self.memories)
@@ -317,13 +317,13 @@ class TrainingLoop:
     def _vouch_for(self, number: int, digest: str) -> None:
         self.record.note(EntryKind.CHECKPOINT, {"sha256": digest}, round=number)
 
-    def _commit_round(self, state: State, number: int, *, anew: bool = False) -> tuple[TrainingRound, State]:
+    def _commit_round(self, state: State, number: int, *, repeated: bool = False) -> tuple[TrainingRound, State]:
         execution = LiveExecution(self.worker, self.secret, self.schedules, self.noises)
         if self.twins is not None and number <= self._compared_to:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.setting, self.ledger, execution, number, self.memories)
-        redone = anew and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
-        r = TrainingRound(*where, anew=anew, since=self.change.since, plan=None if redone else self.plan)
+        redone = repeated and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
+        r = TrainingRound(*where, repeated=repeated, since=self.change.since, plan=None if redone else self.plan)
         try:
             after = self._ask_algorithm(state, r)
         except (SeenBefore, KeyboardInterrupt):

@@ -304,5 +304,5 @@ def list_caveats(setting: BuiltExperiment, *, real_sites: bool = False) -> list[
         for plugin in setting.plugins
     ]
     if setting.federation.notes and setting.experiment.data.reuse:
-        notes.append("Data are dealt to several clusters anew: epsilon is per copy of an example.")
+        notes.append("Every cluster gets the whole data set: epsilon is per copy of an example.")
     return notes

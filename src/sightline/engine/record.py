@@ -33,7 +33,7 @@ from sightline.ledger import (
 from sightline.ledger.store import EDITED, chain_entry, chain_hash, close_on_error, of_the_file, release_of
 
 DATABASE = "run.sqlite"
-WHOSE = "runs are for their owner only; ask whoever made it"
+WHOSE = "runs are for their owner only; ask the owner"
 
 
 FACTS = "SELECT name, value FROM fact ORDER BY name"

@@ -41,19 +41,19 @@ class ReleaseGate:
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
     took part is of a cohort of its own, exactly as the sampler drew it; a round of a run that follows a
     plan claims nothing beyond it; a round that was interrupted makes the same releases again,
-    unless real nodes have seen some of it: then it is done `anew`, with other sampling and noise, and all of it counts.
-    So does what was released before number `since`, by other code.
+    unless real nodes have seen some of it: then it is `repeated` with other sampling and noise, and all of it counts.
+    So does what other code released before number `since`.
     """
 
     def __init__(
         self, setting: BuiltExperiment, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
-        anew: bool = False, since: int = 0, planned: PlannedRound | None = None,
+        repeated: bool = False, since: int = 0, planned: PlannedRound | None = None,
     ) -> None:  # fmt: skip
         self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
         self._planned = planned
         self._steadfast = steadfast
-        self._again = max(since, len(ledger) if anew else 0)
-        self._made_before = [] if anew else _tail_of(ledger, time, since)
+        self._again = max(since, len(ledger) if repeated else 0)
+        self._made_before = [] if repeated else _tail_of(ledger, time, since)
         self._released: set[CallId] = set()
         self._cohorts: defaultdict[str, list[DrawnCohort]] = defaultdict(list)
         # Ask the budget for the whole planned round at once: a plugin's round is charged in full even if it stops

@@ -74,7 +74,7 @@ class TrainingRound:
 
     def __init__(
         self, setting: BuiltExperiment, ledger: Ledger, execution: Execution, time: int,
-        memories: Mapping[str, ClientState] | None = None, *, anew: bool = False, since: int = 0,
+        memories: Mapping[str, ClientState] | None = None, *, repeated: bool = False, since: int = 0,
         plan: FollowedPlan | None = None,
     ) -> None:  # fmt: skip
         self.time = time
@@ -87,19 +87,19 @@ class TrainingRound:
         self._ledger = ledger
         self._execution, self._worker = execution, execution.worker
         # Named by the length of the ledger, so that no two attempts of a round share a stream.
-        self._secret = execution.secret.fresh_streams(len(ledger)) if anew else execution.secret
+        self._secret = execution.secret.fresh_streams(len(ledger)) if repeated else execution.secret
         self.pace, self.most_steps = self.planned, self.planned.steps
         self._rated = frozenset[str]()
         clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
         self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
-        self._draws, self._again = 0, max(since, len(ledger) if anew else 0)
-        self._redone = len(ledger) if anew else 0
+        self._draws, self._again = 0, max(since, len(ledger) if repeated else 0)
+        self._redone = len(ledger) if repeated else 0
         self._tosses = 0
         self._uses = 0
         nodes = self._worker.nodes
         steadfast = nodes is None or nodes.steadfast
         self._gate = ReleaseGate(
-            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, anew=anew, since=since,
+            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, repeated=repeated, since=since,
             planned=None if plan is None else plan.begin_round(time),
         )  # fmt: skip
         self._meter = CostMeter(setting, time, self.counts, counting=not self.rehearsal)
@@ -412,7 +412,7 @@ class TrainingRound:
         if active_places(sampler, self.time) is None:
             return
         if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
-            law = "somebody was asked whose turn it is not"
+            law = "a client was asked out of turn"
             refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
 
     def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:

@@ -349,7 +349,7 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
     # Counts become digits of one int64 key; an overflow would merge different compositions and could understate
     # epsilon.
     if base ** len(pairs.events) > 2**62:
-        law = "so many different events over so many epochs cannot be told apart in one number"
+        law = "there are too many different events and epochs for one number"
         invalid("events", len(pairs.events), law, "use fewer different rates and noise factors")
     keys = np.zeros(counts.shape[1:], dtype=np.int64)
     for some in counts:

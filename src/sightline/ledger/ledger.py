@@ -318,7 +318,7 @@ class Ledger:
         for name in parties(observer):
             found |= {name} if self.has_participant(name) else read_parties(str(name))
         if not found:
-            invalid("observer", "nobody", "somebody must be looking", "name a participant")
+            invalid("observer", "nobody", "an observer is needed", "name a participant")
         for name in sorted(found):
             if not self.has_participant(name) and not any(name in release.audience for release in planned):
                 refuse_unknown("observer", name, self.participants)

@@ -231,7 +231,7 @@ class CorrelatedMean(CentralMean):
             f"Sums over rounds have {gain:.3g} times less noise than with independent noise at the same epsilon, while "
             "the clip norm stays the same.",
             f"It is for groups that take turns at least {stream.separation} rounds apart: whose turn it is is public, "
-            "and nobody is asked out of turn, whoever fails to answer.",
+            "and no client is asked out of turn, also when others do not answer.",
             f"Every turn of a stream of {stream.length} rounds is charged by itself."
             if stream.hidden
             else f"A stream of {stream.length} rounds is charged as a whole with its first round, so that a run that "

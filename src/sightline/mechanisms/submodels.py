@@ -77,9 +77,9 @@ class Splitter:
             return []
         return [
             f"Each {who} trains one of {self.parts} parts of the model (on average {self.splitting.share:.0%} of the "
-            "parameters), drawn anew in secret for every release.",
-            "Which part it was is a secret like a cohort: whoever knew it would see the release without the gain of "
-            "splitting. It is drawn where the data lie and written down nowhere.",
+            "parameters), drawn in secret for every release.",
+            "Which part it was is a secret like a cohort: an observer who knew it would see the release without the gain "
+            "of splitting. It is drawn where the data lie and written down nowhere.",
         ]
 
     def noise_scale(self, clip_norm: float) -> Tensor:

@@ -202,7 +202,7 @@ def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.M
     first = {parameter.data_ptr(): word for word, parameter in trained_parameters(module) if parameter.numel()}
     for word, parameter in trained_parameters(make_module(ready, seed=0)):
         if parameter.data_ptr() in first and parameter.numel():
-            law = f"the factory gives the same {word!r} every time, and whoever trains it changes it for all"
+            law = f"the factory returns the same {word!r} every time, so that training it changes it for all"
             invalid("model.name", name, law, "return a new module from every call")
 
 

@@ -232,7 +232,7 @@ def _check_costs(setting: BuiltExperiment, ledger: Ledger, trusted: set[str]) ->
     # The search covers every party in the export, not the observers that the topology declares: a forgotten one shows.
     worst = confirm_ledger(ledger, trusted, DELTA, draws=DRAWS)
     if not worst <= spent * (1 + 1e-9):
-        raise BrokenLaw("no observer is left out", f"somebody sees epsilon {worst:.4g}, and {spent:.4g} is said")
+        raise BrokenLaw("no observer is left out", f"an observer sees epsilon {worst:.4g}, and {spent:.4g} is stated")
 
 
 @contextmanager

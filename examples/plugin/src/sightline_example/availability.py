@@ -36,7 +36,7 @@ class Availability(Memoryless):
         return tuple(np.flatnonzero(rng.random(self.population) < self.own_rates).tolist())
 
     def hidden_event(self, event: Event) -> Event:
-        """Poisson sampling at the largest rate; no amplification when somebody is always there."""
+        """Poisson sampling at the largest rate; no amplification when a client is always there."""
         rate = float(self.own_rates.max())
         return Poisson(rate, event) if rate < 1 else event
 

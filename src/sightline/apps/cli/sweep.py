@@ -27,7 +27,7 @@ Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 
 @click.command("sweep", epilog=SWEEP_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--over", multiple=True, metavar="KEY=V,V", help="Values of one key; several --over are combined.")
-@click.option("--seeds", type=int, help="So many seeds of every combination, from the file's own upwards.")
+@click.option("--seeds", type=int, help="Number of seeds of every combination, from the file's own upwards.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key in every run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs (default: runs/NAME-sweep).")
 @click.option("--workers", type=int, help="Runs at a time (default: one per core).")

@@ -324,5 +324,5 @@ def _without_noise(run: RunView) -> str:
 
 def _trust_words(run: RunView) -> str:
     if not run.trusted:
-        return "Nobody is trusted in this run: whoever received these may learn all that they hold."
+        return "No party is trusted in this run: every party that received these may learn all that they hold."
     return f"Trusted in this run: {', '.join(run.trusted)}. What they received is not bound by the guarantee."

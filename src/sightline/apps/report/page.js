@@ -142,7 +142,7 @@
     });
   };
 
-  // Called for the page, and by whoever adds a part to it later.
+  // Called for the page, and for every part that is added to it later.
   const awaken = (root) => {
     root.querySelectorAll("figure.chart").forEach((figure) => {
       if (figure.querySelector("script")) enliven(figure);

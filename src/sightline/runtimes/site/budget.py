@@ -235,7 +235,7 @@ class LifetimeBudget:
             if held is not None:
                 if held[1] != events:
                     law = "this approval was reserved for other events"
-                    invalid("approval", approval, law, "approve the changed experiment anew")
+                    invalid("approval", approval, law, "approve the changed experiment again")
                 return held[0]
             spent = [one.bound for one in store.reservations()]
             bound = self.filter.price(composition, spent)
