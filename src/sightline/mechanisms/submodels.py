@@ -78,7 +78,7 @@ class Splitter:
         return [
             f"Each {who} trains one of {self.parts} parts of the model (on average {self.splitting.share:.0%} of the "
             "parameters), drawn in secret for every release.",
-            "Which part it was is a secret like a cohort: an observer who knew it would see the release without the gain "
+            "Which part it was is a secret like a cohort: an observer who knew it would see it without the gain "
             "of splitting. It is drawn where the data lie and written down nowhere.",
         ]
 
