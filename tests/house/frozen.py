@@ -36,6 +36,8 @@ from sightline.training import machine
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "frozen.json"
+OLD_RUNS = ROOT / "tests" / "golden" / "runs"
+"""Interrupted runs of earlier versions, which must still resume."""
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.toml"))
 QUICK = ("quickstart", "hierarchy", "overlapping-groups", "clustered", "sample-level")
 """Examples that the fast tests run, each for `SHORT` rounds."""
