@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sightline.config import Experiment, read
     from sightline.private_loop import clipped_gradient, make_private
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Before anything imports torch: MKL reads its mode with its first operation and does not change it afterwards.
 mkl.turn_on_reproducible_mode()

@@ -51,3 +51,27 @@ def test_the_workflow_runs_the_two_commands_on_every_python_and_system_that_the_
     runners = {"Operating System :: POSIX :: Linux": "ubuntu-latest", "Operating System :: MacOS": "macos-latest"}
     assert set(systems.split(", ")) == {runners[name] for name in classifiers if name.startswith("Operating System")}
     assert {"make demo", "make test", "make lint"} == set(re.findall(r"- run: (.*)$", workflow, re.MULTILINE))
+
+
+def test_the_changelog_begins_with_this_version_and_its_date():
+    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.fullmatch(rf"{re.escape(sightline.__version__)} \(\d{{4}}-\d{{2}}-\d{{2}}\)", first[1])
+
+
+def test_the_nightly_and_release_workflows_run_make_targets_that_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    nightly, release = ((ROOT / ".github" / "workflows" / f"{name}.yml").read_text() for name in ("nightly", "release"))
+    (listed,) = re.findall(r"^\s*target: \[(.*)\]$", nightly, re.MULTILINE)
+    assert set(listed.split(", ")) <= targets
+    released = set(re.findall(r"- run: make (.*)$", release, re.MULTILINE))
+    assert released
+    assert released <= targets
+
+
+def test_the_table_of_the_contributing_page_names_files_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.partition("## Where things go")[2].partition("\n## ")[0]
+    named = re.findall(r"`((?:[\w.-]+/)*[\w-]+(?:/|\.py))`", section)
+    assert len(named) > 10
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "sightline")
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []

@@ -336,7 +336,7 @@ class TrainingLoop:
         return r, after
 
     def _ask_algorithm(self, state: State, r: TrainingRound) -> State:
-        """The state after a round, when the algorithm can go on from it: what it raises later it raises here."""
+        """Return the state after a round; raise here what the algorithm would raise later when it reads this state."""
         algorithm = self.setting.algorithm
         after = algorithm.round(state, r, self.setting.settings)
         after = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}

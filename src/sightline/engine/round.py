@@ -58,7 +58,7 @@ Draws = tuple[DrawnCohort, ...]
 
 
 def open_updates(updates: Updates) -> tuple[Updates, Draws | None]:
-    """The updates themselves; where they were sealed, also the draws of their cohort."""
+    """Return the updates, unsealed, and the draws of a sealed cohort (None if they were not sealed)."""
     if not isinstance(updates, SealedUpdates):
         return updates, None
     inside, _, draws = open_sealed(updates)
@@ -235,7 +235,7 @@ class TrainingRound:
         memory: StateRule | None,
         asked: dict[str, Any],
     ) -> Updates:
-        """The same for a cohort that the algorithm may not know: what is refused does not depend on who was drawn."""
+        """Train a cohort that the algorithm may not know; a refusal does not depend on who was drawn."""
         inside, possible, draws = open_sealed(cohort)
         if not isinstance(start, Public):
             start = {member: start[member] for member in list(start)}

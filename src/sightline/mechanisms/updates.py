@@ -370,7 +370,7 @@ class SealedUpdates(Sealed, Updates):
 
 
 def open_sealed(sealed: Sealed) -> tuple[Any, frozenset[int], tuple[Any, ...]]:
-    """What is inside, all who could have been drawn, and the draws: for the round only."""
+    """Return the content, all clients that could have been drawn, and the draws. Only the round may call this."""
     return sealed._inside, sealed._possible, sealed._draws
 
 
@@ -392,7 +392,7 @@ def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[
 
 
 def _share_sealed(updates: SealedUpdates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
-    """The same, sealed; a refusal does not depend on who was drawn."""
+    """Share sealed updates between channels; a refusal does not depend on who was drawn."""
     inside, possible, draws = open_sealed(updates)
     _check_apart(channels, possible)
     parts = share_training(inside, channels)

@@ -174,7 +174,7 @@ def make_file(
 
 
 def _check_hidden_cohorts(file: dict[str, Any]) -> None:
-    """The laws of an algorithm where sampling hides who takes part, unless it refuses that or is given another one."""
+    """Check an algorithm with a hidden cohort, unless it refuses hidden cohorts or the file sets its own sampling."""
     if file["privacy"]["unit"] == "client" and "sampling" not in file:
         setting = _build_or_none(file | {"sampling": {"clients": {"scheme": "poisson", "rate": 0.5}}})
         if setting is not None:

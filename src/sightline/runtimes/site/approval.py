@@ -118,7 +118,7 @@ class Approvals:
         return sorted((one for one in found if one.digest == digest), key=lambda one: int(one.id.partition("-")[2]))
 
     def _list_files(self, pattern: str) -> list[Path]:
-        """The files of a pattern; a folder that cannot be read is an error, and not an empty one."""
+        """Return the files that match; [] for a missing folder. Raises for a folder that cannot be read."""
         try:
             return [self._folder / name for name in os.listdir(self._folder) if fnmatchcase(name, pattern)]
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Approvals:
         return self._folder / f"{ENDED}{id}"
 
     def ended(self) -> list[str]:
-        """The approvals that have ended, as their files say."""
+        """Return the ids of the approvals that have ended, as their files say."""
         found = (path.name for path in self._list_files(f"{ENDED}*") if path.suffix != ".tmp")
         return sorted(name.removeprefix(ENDED) for name in found)
 
