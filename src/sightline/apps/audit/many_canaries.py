@@ -84,7 +84,7 @@ def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
     """Run once, with streams keyed by the number of the run."""
     rng = secret_of(seed, number, 0).rng(Purpose.AUDIT)
     slots = [slot for own in stage.holders.values() for slot in own]
-    # Independent fair coins: the bounds of one run rest on them and on nothing else.
+    # Bernoulli(1/2) draws: the bounds of one run rest on them and on nothing else.
     inside = rng.random(len(slots)) < 0.5
     mine = {client_name(client): list(own) for client, own in stage.holders.items()}
     watch = stage.run(
