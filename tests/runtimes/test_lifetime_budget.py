@@ -131,7 +131,7 @@ def test_a_counter_that_is_gone_or_damaged_refuses(tmp_path):
     (tmp_path / "count").unlink()
     with pytest.raises(StateBehind, match="the file of its counter is not there; bring the newest counter back"):
         budget(site).check()
-    with pytest.raises(StateBehind, match=r"site\.counter: .*or the key counter or witness that site.toml had"):
+    with pytest.raises(StateBehind, match=r"or the key counter or witness that site\.toml had"):
         budget(site, counter=None).check()
     (tmp_path / "count").write_text(held)
     assert budget(site).check() == 1

@@ -17,9 +17,8 @@ from sightline.data.features import cache_folder
 from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, train_local
-from sightline.training.compiled import compile_kernels, library
+from sightline.training.compiled import compile_kernels, kernel_calls, library
 from sightline.training.compiled import kernels as conv_walk
-from sightline.training.compiled import library as kernel_calls
 from sightline.training.compiled.library import Missing, find_library
 from sightline.training.local_work import Paths
 

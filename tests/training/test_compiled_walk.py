@@ -11,9 +11,8 @@ from sightline.data.federation import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, train_local
-from sightline.training.compiled import compile_kernels, library
+from sightline.training.compiled import compile_kernels, kernel_calls, library
 from sightline.training.compiled import kernels as conv_walk
-from sightline.training.compiled import library as kernel_calls
 from sightline.training.compiled.kernels import WalkKernel, read_stages, walk_kernel_for
 from sightline.training.fast.stacked import StackWalk
 from sightline.training.local_work import Adam, Paths, shuffled_batches, steps_of

@@ -15,17 +15,16 @@ from sightline.data.federation import Shard
 from sightline.errors import invalid
 from sightline.models.flat import FlatModel, Slot, flatten_module, probe_inputs
 from sightline.models.task import probe_targets
-from sightline.training.compiled.library import (
+from sightline.training.compiled.kernel_calls import (
     NOTHING,
     RELU,
     TANH,
     ConvSettings,
     ConvStage,
     LinearSettings,
-    Missing,
     array_pointer,
-    find_library,
 )
+from sightline.training.compiled.library import Missing, find_library
 from sightline.training.dispatch import dense_layers
 from sightline.training.fast.dense_stack import flat_children
 from sightline.training.fast.graph_worker import close_by_tensor
