@@ -37,4 +37,4 @@ def test_the_names_work_once_the_package_is_installed(tmp_path: Path) -> None:
     run = sightline.run(FILE, out=tmp_path / "run")
     assert run.epsilon <= 20
     assert "public" not in run.ledger.participants
-    assert run.ledger[len(run.ledger) - 1].what == "median of noisy updates"
+    assert "median of noisy updates" in {release.what for release in run.ledger}
