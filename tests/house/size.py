@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,12 @@ WALK = re.compile(r"(\d+) files, depth (\d+),")
 Modules = dict[str, ast.Module]
 
 
+@cache
+def parse_file(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def source_files() -> list[Path]:
     """Return every Python file of the package."""
     return sorted(SOURCE.rglob("*.py"))
@@ -44,7 +51,7 @@ def read_modules() -> Modules:
     modules = {}
     for path in source_files():
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text("utf-8"))
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = parse_file(path)
     return modules
 
 
@@ -58,7 +65,7 @@ def comment_share(paths: list[Path]) -> float:
     comments = code = 0
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        strings, documented = _string_lines(ast.parse(text))
+        strings, documented = _string_lines(parse_file(path))
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
             is_comment = line.startswith("#") and number not in strings
             comments += is_comment

@@ -1,6 +1,7 @@
 """`python -m tests.house.write_map`: write the table of modules into the map, from the first line of each module."""
 
 import ast
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -10,6 +11,7 @@ MAP = SOURCE / "README.md"
 BEGIN, END = "<!-- modules -->\n", "<!-- /modules -->"
 
 
+@cache
 def first_lines() -> dict[Path, str]:
     """Return the first line of every module's docstring, by its path inside the package."""
     paths = (path for path in sorted(SOURCE.rglob("*.py")) if path.name not in {"__init__.py", "__main__.py"})

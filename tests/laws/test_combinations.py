@@ -76,6 +76,14 @@ def covered():
     return laws.covering()
 
 
+@pytest.mark.parametrize("algorithm", laws.DIMENSIONS["algorithm"])
+def test_an_algorithm_runs_and_is_confirmed(algorithm, tmp_path):
+    """The fast twin of the test of all pairs: the first combination that is not refused, with privacy if there is one."""
+    private_first = sorted(laws.whole(algorithm=algorithm), key=lambda c: c.unit == "none")
+    checked(next(c for c in private_first if not laws.refusal(c)), tmp_path / "run", draws=DRAWS)
+
+
+@pytest.mark.slow
 def test_every_pair_runs_and_is_confirmed_or_is_refused_with_the_reason(covered, tmp_path):
     chosen, hopeless = covered
     for number, c in enumerate(chosen):

@@ -153,7 +153,7 @@ def test_no_privacy_is_said_plainly_and_no_curve_is_drawn(tmp_path: Path, page_o
     assert "no guarantee" in page.text
     assert {name for name, _ in charts(page.html)} == {"accuracy", "loss"}
     assert "What is promised" not in page.text
-    assert "Nobody is trusted in this run" in page.text
+    assert "No party is trusted in this run" in page.text
     assert RunView.read(tmp_path / "run").epsilon == math.inf
 
 
