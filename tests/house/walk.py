@@ -107,7 +107,7 @@ def walk_round(experiment: Path, number: int = ROUND) -> Walk:
     TrainingLoop._run_round = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            sightline.run(experiment, out=Path(folder) / "run", progress=False)
+            sightline.run(experiment, overrides=(f"rounds={number}",), out=Path(folder) / "run", progress=False)
     finally:
         TrainingLoop._run_round = whole  # type: ignore[method-assign]
     return walk

@@ -342,7 +342,10 @@ def rows_of(model, loss, x, y):
     return torch.cat([part.flatten() for part in sightline.clipped_gradient(model, loss, x, y, 1.0).values()])
 
 
-@pytest.mark.parametrize("loss", [None, lambda outputs, targets: functional.cross_entropy(outputs, targets)])
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(None, marks=pytest.mark.slow), lambda outputs, targets: functional.cross_entropy(outputs, targets)],
+)
 def test_what_the_guard_does_not_see_does_not_outlive_a_pass(loss, monkeypatch):
     """With the walk and the probe turned off one example moves the sum, and all later ones, by C at most."""
     monkeypatch.setattr(state.ModuleState, "find_change", lambda self, module=None: None)
