@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from sightline.api import Callback, Run, run
     from sightline.apps import audit, report
+    from sightline.apps.report.comparison import compare
     from sightline.config import Experiment, read
     from sightline.private_loop import clipped_gradient, make_private
 
@@ -37,6 +38,7 @@ mkl.turn_on_reproducible_mode()
 
 _LAZY = {
     **dict.fromkeys(("Callback", "Run", "run"), "sightline.api"),
+    "compare": "sightline.apps.report.comparison",
     **dict.fromkeys(("Experiment", "read"), "sightline.config"),
     **dict.fromkeys(("clipped_gradient", "make_private"), "sightline.private_loop"),
 }
@@ -63,6 +65,7 @@ __all__ = [
     "algorithms",
     "audit",
     "clipped_gradient",
+    "compare",
     "config",
     "data",
     "engine",

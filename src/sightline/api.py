@@ -1,5 +1,6 @@
 """The Python interface: `sightline run` in one call, also with models and data that only a program has."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,17 +13,18 @@ from sightline import engine
 from sightline.apps import report
 from sightline.config import Experiment, parse, read
 from sightline.console import RoundBar, wants_progress
-from sightline.data import PYTHON, Federation, GivenData, read_given
-from sightline.engine import BuiltExperiment
+from sightline.data import PYTHON, Federation, deal_given, read_given, settle_data
+from sightline.engine import BuiltExperiment, RunRecord, replace_nonfinite
 from sightline.engine.checkpoint import paths_by_measuring
+from sightline.engine.evaluation import MetricFunction, OwnMetrics, best_metric, read_metrics
 from sightline.engine.record import DATABASE
 from sightline.errors import invalid, printable
 from sightline.mechanisms import ClientExecutor
 from sightline.models import Factory, read_given_model
 from sightline.randomness import Streams
 from sightline.results import Run, flatten_row
-from sightline.runtimes.flower.simulation import check_installed, simulate_nodes
-from sightline.runtimes.process_count import AUTO, check_workers, simulator_maker
+from sightline.runtimes.flower import check_installed
+from sightline.runtimes.process_count import AUTO, check_workers, estimate_seconds, simulator_maker
 from sightline.runtimes.remote.clients import find_transport, simulated_clients
 
 __all__ = ["Callback", "Run", "flower_server_app", "run", "run_directory", "take_objects"]
@@ -42,7 +44,7 @@ class Callback:
         """Handle the start, or a resumption, before the first round; `run.experiment` and `run.directory` exist."""
 
     def on_round(self, row: Mapping[str, Any]) -> None:
-        """Handle the end of a round, given its numbers: a row of `run.history`."""
+        """Handle the end of a round, given its numbers: a row of `run.history`; `on_round(row, run)` gets the run."""
 
     def on_end(self, run: Run) -> None:
         """Handle the end of the run, also if the budget stopped it; model and report exist."""
@@ -57,27 +59,33 @@ def run(
     overrides: Iterable[str] = (),
     out: Path | str | None = None,
     resume: bool = False,
+    more_rounds: int | None = None,
     accept_changes: bool = False,
     verify: int | None = None,
     seed: int | None = None,
     workers: int | str = "auto",
     runtime: str = "simulator",
     progress: bool | None = None,
-    on_round: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    metrics: Iterable[MetricFunction] | Mapping[str, MetricFunction] = (),
+    on_round: Callable[..., None] = lambda row: None,
     callbacks: Iterable[Any] = (),
 ) -> Run:
     """Run an experiment (a TOML file, its tables as a dictionary, or an `Experiment`) and return its results.
 
     `data` are the clients' examples: a list or dictionary of (x, y), torch Datasets or tables, a table with a client
-    column, or a folder with a file per client; `test` are examples to test on, if the clients shall not hold out
-    `data.test_fraction` of their own. `model` is a torch module, whose weights training starts from, a function that
-    returns one, or a name. They replace `data.source`, `data.clients` and `model.name` (docs/python.md).
+    column, or a folder with a file per client; or one data set of any of these kinds, which `data.partition` deals to
+    `data.clients` clients. `test` are examples to test on, if the clients shall not hold out `data.test_fraction` of
+    their own. `model` is a torch module, whose weights training starts from, a function that returns one, or a name.
+    They replace `data.source`, `data.clients` and `model.name` (docs/python.md).
 
     `overrides` are the words of `--set`, such as `"privacy.epsilon=4"`. `workers` processes train clients in parallel
     if the model is too large to be stacked; the results are the same bits. `"auto"`: one per core if training takes
     seconds and that is faster, else this process. `runtime="flower"` trains every client at a node of Flower's
     simulation engine (`sightline[flower]`), with the same results, and so does a plugin transport,
     `runtime="package.module:OBJECT"`. Raises `InvalidInput` for any invalid input before a run directory exists.
+
+    `more_rounds=N` adds rounds to a run that has ended, given by its directory, with the noise that it had, and states
+    the larger epsilon before it trains. It raises if the first rounds were planned for their number.
 
     With `resume`, `file` may also be the directory of the run, which holds its settings. Data and model objects must be
     passed again and must be the same. If the model's code or the packages have changed since the run began, it
@@ -88,47 +96,72 @@ def run(
     `verify=0` compares nothing.
 
     Progress is shown on stderr in a terminal or a notebook; `progress=True` shows it also in a script's log,
-    `progress=False` never. `on_round` gets the metrics of every round; `callbacks` are called at start, rounds and end.
+    `progress=False` never. `on_round(row)` or `on_round(row, run)` gets the numbers of every round, and the run, whose
+    `model()` and `evaluate(x, y)` are of that round; `callbacks` are called at start, rounds and end.
+
+    `metrics` are functions of targets and predictions, such as those of scikit-learn, or a dictionary of them by name.
+    Every evaluation computes them on the test set and per client. They are tried before the run begins.
     """
     transport = _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
-    listeners = check_callbacks(callbacks)
+    listeners, own = check_callbacks(callbacks), OwnMetrics(read_metrics(metrics), _tell)
     words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
     if isinstance(file, Experiment) and words:
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
     if isinstance(model, str) and not isinstance(file, Experiment):
         words, model = [*words, f"model.name={json.dumps(model)}"], None
-    place = None if out is None else Path(out)
+    place, notes = None if out is None else Path(out), list[str]()
     if isinstance(file, str | Path) and Path(file).is_dir():
-        place = run_directory(Path(file), place, resume=resume)
+        place = run_directory(Path(file), place, resume=resume or more_rounds is not None)
         experiment = engine.read_settings(place, words)
     else:
-        experiment = file if isinstance(file, Experiment) else read(file, words)
+        if more_rounds is not None and place is None:
+            shown = "an Experiment" if isinstance(file, Experiment) else file
+            reason = f"are added to a run, and {shown} is not its directory"
+            invalid("rounds", f"+{more_rounds}", reason, "e.g. runs/mine")
+        experiment = file if isinstance(file, Experiment) else read(file, words, notes.append)
+    resume = resume or more_rounds is not None
+    if "privacy" not in experiment.model_fields_set and not resume:
+        notes.append(
+            "no [privacy]: nothing is promised, every update is published without noise; add epsilon = 8 under it"
+        )
     if accept_changes and not resume:
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     experiment, federation, factory = take_objects(experiment, data, test, model)
     directory = engine.directory_to_resume(experiment, place) if resume else None
     # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
-    setting = engine.calibrate_noise(
-        engine.build_experiment(
-            experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
-        )
+    build = partial(
+        engine.build_experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
     )
+    before, setting = None, engine.calibrate_noise(build(experiment))
+    if directory is not None:
+        before, setting = _with_added_rounds(setting, directory, build, more_rounds, runtime)
+    own.check(setting.model, setting.start, setting.federation.test)
+    best_metric(setting, own.functions)
+    # Only now, so that an error is one line.
+    for note in notes:
+        _tell(note)
     directory = directory or engine.new_directory(experiment, place)
     done, told = Run(directory, setting.model), _Listeners(listeners)
-    way_on, make_simulator = _way_to_go_on(directory, data, test, model), simulator_maker(workers)
-    with _finish_on_interrupt(directory, way_on), _progress_listener(experiment, progress) as advance:
+    way_on = _way_to_go_on(directory, data=data, test=test, model=model, metrics=own.functions or None)
+    make_simulator = simulator_maker(workers)
+    with _finish_on_interrupt(directory, way_on), _progress_listener(setting.experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
             setting,
             directory,
             resume=resume,
+            before=before,
             accept_changes=accept_changes,
             verify=verify,
             choose_paths=paths_by_measuring,
-            on_round=_call_all(advance, on_round, told.tell_round),
+            metrics=own,
+            on_models=done.live.append,
+            on_round=_call_all(advance, _with_run(on_round, done), partial(told.tell_round, done)),
             on_note=_tell,
         )
         if runtime == "flower":
+            from sightline.runtimes.flower.apps import simulate_nodes
+
             at_once = 1 if workers == AUTO else int(workers)
             simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=at_once)
         elif transport is not None:
@@ -136,29 +169,60 @@ def run(
             loop(told.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
         else:
             loop(told.start_with(done, make_simulator))
+    done.live.clear()
     report.write_report(directory)
     told.tell_end(done)
     return done
+
+
+def plan(file: Path | str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what a run of the experiment would release, cost and take; nothing is trained or written."""
+    experiment = file if isinstance(file, Experiment) else read(file, overrides, _tell)
+    setting = engine.calibrate_noise(engine.build_experiment(experiment, device=experiment.training_device))
+    best_metric(setting, ())
+    return replace_nonfinite(engine.plan_run(setting) | {"seconds": estimate_seconds(setting)})  # type: ignore[no-any-return]
 
 
 def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:
     """Return the plugin transport if the runtime names one; else None. Raises for an invalid call."""
     transport = find_transport(runtime, RUNTIMES)
     if runtime != "simulator" and handed_over:
-        law = "its nodes are processes of their own, which no object of this one reaches"
+        reason = "its nodes are processes of their own, which no object of this one reaches"
         way_out = 'name them, data.source = "package.module:function", model.name = "package.module:factory"'
-        invalid("runtime", runtime, law, f"{way_out}; or use the simulator, which gives the same results")
+        invalid("runtime", runtime, reason, f"{way_out}; or use the simulator, which gives the same results")
     if runtime == "flower":
         check_installed()
     check_workers(workers)
     return transport
 
 
+def _with_added_rounds(
+    built: BuiltExperiment,
+    directory: Path,
+    build: Callable[[Experiment], BuiltExperiment],
+    more: int | None,
+    runtime: str,
+) -> tuple[BuiltExperiment | None, BuiltExperiment]:
+    """Return (the experiment with the rounds made so far, if some are to be added, and the one to run)."""
+    added = engine.count_added(directory)
+    if (added or more is not None) and runtime != "simulator":
+        invalid("runtime", runtime, "its nodes know the rounds of the file only", "add rounds in the simulator")
+    if added:
+        built = engine.plan_longer(built, build, built.experiment.rounds + added)
+    if more is None:
+        return None, built
+    with RunRecord.open_to_read(directory) as record:
+        engine.check_ended(directory, record, more)
+    return built, engine.plan_longer(built, build, built.experiment.rounds + more)
+
+
 def _training_device(experiment: Experiment, runtime: str) -> str:
     """Return where the simulator trains its clients; nodes of other runtimes train on the CPU."""
     if runtime != "simulator" and experiment.device in ("cuda", "mps"):
-        law = "its nodes train on the CPU"
-        invalid("runtime", runtime, law, f'use the simulator for device = "{experiment.device}", or leave the key out')
+        reason = "its nodes train on the CPU"
+        invalid(
+            "runtime", runtime, reason, f'use the simulator for device = "{experiment.device}", or leave the key out'
+        )
     return experiment.training_device if runtime == "simulator" else "cpu"
 
 
@@ -170,14 +234,18 @@ def take_objects(
     Guarantees: the resolved settings say so, `data.source = "python"` and `model.name = "python:NAME"`; no number of
     classes and no vocabulary is learned from the examples.
     """
+    source = PYTHON
+    if data is None and experiment.data.is_path:
+        data = source = experiment.data.source
     if data is None and test is not None:
         invalid("test", type(test).__name__, "test examples belong to data=", "give data= too")
     given = None if data is None else read_given(data, test, experiment.data.options)
     plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
     if given is not None:
-        plain["data"] |= _settings_of_data(experiment, given)
-        for key in ("clusters", "reuse"):
-            plain["data"].pop(key, None)
+        plain["data"] |= settle_data(experiment.data, given, experiment.model.target, source=source)
+        if plain["data"]["partition"] == "natural":
+            for key in ("clusters", "reuse"):
+                plain["data"].pop(key, None)
     factory = None
     if model is not None:
         name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
@@ -190,35 +258,18 @@ def take_objects(
         return experiment, None, None
     experiment = parse(plain)
     streams, task = Streams.from_seed(experiment.seed), experiment.model.target
-    federation = None if given is None else given.deal(experiment.data, streams, task)
+    federation = None if given is None else deal_given(given, experiment.data, streams, task)
     return experiment, federation, factory
-
-
-def _settings_of_data(experiment: Experiment, given: GivenData) -> dict[str, Any]:
-    """Return the `[data]` settings of the given examples. Raises if the experiment's own settings disagree."""
-    settings, said = experiment.data, experiment.data.model_fields_set
-    named = settings.source if "source" in said else PYTHON
-    if "clients" in said and named == PYTHON and settings.clients != len(given):
-        invalid("data.clients", settings.clients, f"data= has {len(given)} clients", "leave it out, or let both agree")
-    classes = settings.classes if "classes" in said else given.classes
-    if classes is None and experiment.model.target not in ("classification", "own"):
-        # The number of classes has no meaning for these tasks.
-        classes = 2 if experiment.model.target == "binary" else settings.classes
-    # A number of classes counted from the examples would be a release without noise.
-    if classes is None:
-        law = "how many classes there are must not be learned from private data"
-        invalid("data.classes", "missing", law, 'give it: {"data": {"classes": 10}}')
-    return {"source": PYTHON, "partition": "natural", "clients": len(given), "classes": classes}
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:
     """Return the callbacks as a list. Raises unless each has one of the three methods."""
-    found = list(callbacks)
-    for one in found:
-        if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
-            law = f"a callback is an object with {', '.join(MOMENTS[:-1])} or {MOMENTS[-1]}"
-            invalid("callbacks", one, law, "derive a class from sightline.Callback and give an object of it")
-    return found
+    listeners = list(callbacks)
+    for listener in listeners:
+        if isinstance(listener, type) or not any(callable(getattr(listener, name, None)) for name in MOMENTS):
+            reason = f"a callback is an object with {', '.join(MOMENTS[:-1])} or {MOMENTS[-1]}"
+            invalid("callbacks", listener, reason, "pass an object of a class derived from sightline.Callback")
+    return listeners
 
 
 class _Listeners:
@@ -241,19 +292,20 @@ class _Listeners:
             self._started = True
             self._call("on_start", run)
 
-    def tell_round(self, row: Mapping[str, Any]) -> None:
-        if self._callbacks:
-            self._call("on_round", flatten_row(row))
+    def tell_round(self, run: Run, row: Mapping[str, Any]) -> None:
+        for callback in self._callbacks:
+            if (method := getattr(callback, "on_round", None)) is not None:
+                _with_run(method, run)(flatten_row(row))
 
     def tell_end(self, run: Run) -> None:
         if self._started:
             self._call("on_end", run)
 
-    def _call(self, moment: str, word: Any) -> None:
-        for one in self._callbacks:
-            method = getattr(one, moment, None)
+    def _call(self, moment: str, argument: Any) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, moment, None)
             if method is not None:
-                method(word)
+                method(argument)
 
 
 def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
@@ -277,12 +329,12 @@ def _finish_on_interrupt(directory: Path, way_on: str) -> Iterator[None]:
         ) from None
 
 
-def _way_to_go_on(directory: Path, data: Any, test: Any, model: Any) -> str:
+def _way_to_go_on(directory: Path, **objects: Any) -> str:
     """Return how to resume the run: a command, or a call with the same objects."""
-    given = {"data": data is not None, "test": test is not None, "model": not isinstance(model, str | None)}
-    if not any(given.values()):
+    given = [name for name, value in objects.items() if not isinstance(value, str | None)]
+    if not given:
         return f"sightline run --resume {directory}"
-    again = ", ".join(f"{name}=..." for name, there in given.items() if there)
+    again = ", ".join(f"{name}=..." for name in given)
     return f'sightline.run("{directory}", {again}, resume=True)'
 
 
@@ -300,6 +352,20 @@ def _progress_listener(experiment: Experiment, progress: bool | None) -> Iterato
         return
     with RoundBar(experiment.name, experiment.rounds) as bar:
         yield bar.advance
+
+
+def _with_run(listener: Callable[..., None], run: Run) -> OnRound:
+    """Return a listener of rows; one that requires two arguments gets the run too."""
+    try:
+        taken = inspect.signature(listener).parameters.values()
+    except (TypeError, ValueError):
+        taken = []  # type: ignore[assignment]
+    required = [
+        one
+        for one in taken
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return (lambda row: listener(row, run)) if len(required) == 2 else listener
 
 
 def _call_all(*listeners: OnRound) -> OnRound:

@@ -1,25 +1,21 @@
-"""Progress of runs, sweeps and audits: a bar in a terminal, one line in a notebook, plain lines in a log."""
+"""Progress of runs, sweeps and audits: a bar drawn by rich in a terminal or a notebook, plain lines in a log."""
 
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
-from types import TracebackType
-from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import Any, Self
 
 from sightline.formatting import metric_words, rounded_up
 
-# After a round whose epsilon was not computed, the last known one is only a lower end.
 SINCE = " or more"
-# Narrower terminals get the text without a bar.
+"""After a round whose epsilon was not computed, the last known one is only a lower end."""
 WIDE = 72
-# Seconds between two updates of a notebook's line.
+"""Narrower terminals get the text without a bar."""
 PAUSE = 0.2
+"""Seconds between two updates of a notebook's cell."""
 
 
 def on_terminal() -> bool:
@@ -29,9 +25,9 @@ def on_terminal() -> bool:
 
 def in_notebook() -> bool:
     """Return whether this is the kernel of a notebook."""
-    shell = sys.modules.get("IPython")
-    found = shell.get_ipython() if shell else None
-    return found is not None and "IPKernelApp" in getattr(found, "config", {})
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def wants_progress(progress: bool | None) -> bool:
@@ -39,37 +35,73 @@ def wants_progress(progress: bool | None) -> bool:
     return (on_terminal() or in_notebook()) if progress is None else progress
 
 
-def worth_a_line(number: int, total: int) -> bool:
+class ProgressBar:
+    """A bar with a text beside it; output that cannot be written does not end the work."""
+
+    def __init__(self, name: str, total: int | None = None) -> None:
+        self._in_notebook, self._cell, self._drawn_at = in_notebook(), None, -math.inf
+        self._bar: Any = _make_bar() if self._in_notebook or on_terminal() else None
+        if self._bar is not None:
+            self._task = self._bar.add_task(name, total=total, text="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None and not self._in_notebook:
+            with suppress(OSError):
+                self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(OSError):
+            if self._in_notebook:
+                self._draw_cell()
+            elif self._bar is not None:
+                self._bar.stop()
+
+    def show(self, done: int, total: int | None, text: str = "", *, line: str = "") -> None:
+        """Redraw the bar; in a log, print the line if there is one."""
+        with suppress(OSError):
+            if self._bar is None:
+                if line:
+                    print(line, file=sys.stderr, flush=True)
+                return
+            self._bar.update(self._task, completed=done, total=total, text=text, refresh=not self._in_notebook)
+            if self._in_notebook and time.monotonic() - self._drawn_at >= PAUSE:
+                self._draw_cell()
+
+    def _draw_cell(self) -> None:
+        # rich's own live display needs ipywidgets; a display handle updates the cell without them.
+        self._drawn_at = time.monotonic()
+        if self._cell is None:
+            self._cell = sys.modules["IPython"].display.display(self._bar, display_id=True)
+        else:
+            self._cell.update(self._bar)
+
+
+def _make_bar() -> Any:
+    # Imported here: `import sightline` and commands without a bar do not load rich.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # On stderr, and as a terminal whatever FORCE_COLOR says.
+    screen = Console(stderr=True, highlight=False, force_terminal=True, force_jupyter=False)
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
+               TextColumn("{task.fields[text]}", markup=False), TimeRemainingColumn()]  # fmt: skip
+    # No thread of its own: training may fork.
+    return Progress(*(columns if screen.width >= WIDE else columns[2:4]), console=screen, auto_refresh=False)
+
+
+def _is_worth_a_line(number: int, total: int) -> bool:
     """Return true for about ten of the numbers, and for the last."""
     return number == total or number % max(1, total // 10) == 0
 
 
-def open_console() -> Any:
-    """Return a console on stderr that moves its cursor in terminals only, whatever FORCE_COLOR says."""
-    from rich.console import Console
-
-    live = on_terminal()
-    return Console(stderr=True, highlight=False, force_terminal=live, force_jupyter=False, soft_wrap=not live)
-
-
-class RoundBar:
-    """A display of round, main metric and epsilon so far; a log that cannot be written does not end the run."""
+class RoundBar(ProgressBar):
+    """Progress of a run: round, main metric and epsilon so far."""
 
     def __init__(self, name: str, rounds: int) -> None:
+        super().__init__(name, rounds)
         self._rounds = rounds
         self._reached = self._epsilon = "-"
-        self._face: Face = Notebook(name) if in_notebook() else Terminal(name, rounds) if on_terminal() else Log()
-
-    def __enter__(self) -> "RoundBar":
-        with suppress(OSError):
-            self._face.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._face.stop()
 
     def advance(self, row: Mapping[str, Any]) -> None:
         """Show a finished round."""
@@ -78,169 +110,37 @@ class RoundBar:
         spent = row.get("epsilon")
         known = self._epsilon.removesuffix(SINCE) + SINCE
         self._epsilon = known if spent is None else rounded_up(max(spent.values(), default=math.inf))
-        with suppress(OSError):
-            self._face.show(row["round"], self._rounds, f"{title} {self._reached}  epsilon {self._epsilon}")
+        done, text = row["round"], f"{title} {self._reached}  epsilon {self._epsilon}"
+        line = f"round {done}/{self._rounds}  {text}" if _is_worth_a_line(done, self._rounds) else ""
+        self.show(done, self._rounds, text, line=line)
 
 
-class Log:
-    """Plain lines."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def show(self, done: int, rounds: int, words: str) -> None:
-        """Print about every tenth round."""
-        if worth_a_line(done, rounds):
-            print(f"round {done}/{rounds}  {words}", file=sys.stderr, flush=True)
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-
-class Terminal:
-    """A progress bar drawn by rich; in a narrow terminal its text alone."""
-
-    def __init__(self, name: str, rounds: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        screen = open_console()
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
-                   TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn()]  # fmt: skip
-        shown = columns if screen.width >= WIDE else columns[2:4]
-        # no thread of its own: training may fork
-        self._bar = Progress(*shown, console=screen, auto_refresh=False)
-        self._task = self._bar.add_task(name, total=rounds, words="")
-
-    def start(self) -> None:
-        """Start the bar."""
-        self._bar.start()
-
-    def show(self, done: int, rounds: int, words: str) -> None:
-        """Redraw the bar."""
-        self._bar.update(self._task, completed=done, words=words, refresh=True)
-
-    def stop(self) -> None:
-        """Stop the bar and leave its line in place."""
-        self._bar.stop()
-
-
-class Line:
-    """The output of a notebook: text, and a bar where HTML can be shown."""
-
-    def __init__(self, name: str, done: int, rounds: int, words: str) -> None:
-        self.name, self.done, self.rounds, self.words = name, done, rounds, words
-
-    def __repr__(self) -> str:
-        return f"{self.name}: round {self.done}/{self.rounds}  {self.words}"
-
-    def _repr_html_(self) -> str:
-        bar = f'<progress max="{self.rounds}" value="{self.done}"></progress>'
-        return f"<div>{escape(self.name)} {bar} {self.done}/{self.rounds} &nbsp; {escape(self.words)}</div>"
-
-
-class Notebook:
-    """One output cell that is updated in place."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._last = name, -math.inf
-        self._update: Callable[[Line], None] | None = None
-        self._waiting: Line | None = None
-
-    def start(self) -> None:
-        """Do nothing; nothing is shown before the first round."""
-
-    def show(self, done: int, rounds: int, words: str) -> None:
-        """Update the output, a few times a second at most."""
-        self._waiting = Line(self._name, done, rounds, words)
-        if time.monotonic() - self._last >= PAUSE:
-            self.stop()
-
-    def stop(self) -> None:
-        """Show what has not been shown yet; the last output stays."""
-        if self._waiting is None:
-            return
-        self._last = time.monotonic()
-        if self._update is None:
-            display = sys.modules["IPython"].display.display
-            self._update = display(self._waiting, display_id=True).update
-        else:
-            self._update(self._waiting)
-        self._waiting = None
-
-
-Face = Log | Terminal | Notebook
-
-
-class SweepBar:
-    """A display of the rounds of all runs together and of finished runs; in a log, one line per run."""
+class SweepBar(ProgressBar):
+    """Progress of a sweep: the rounds of all runs together, and finished runs; in a log, one line per run."""
 
     def __init__(self, name: str, runs: int, rounds: int) -> None:
-        self._console = open_console()
-        self._live = self._console.is_terminal
-        self._runs, self._ended = runs, 0
+        super().__init__(name, rounds)
+        self._total, self._runs, self._ended = rounds, runs, 0
         self._rounds: dict[str, int] = {}
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("rounds, {task.fields[ended]} of {task.fields[runs]} runs"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._live,
-            # No thread: workers may fork.
-            auto_refresh=False,
-        )
-        self._task = self._bar.add_task(name, total=rounds, ended=0, runs=runs)
-
-    def __enter__(self) -> "SweepBar":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def take(self, name: str, message: Mapping[str, Any]) -> None:
         """Show a worker's message about the run of that name."""
         self._rounds[name] = message.get("round", self._rounds.get(name, 0))
         outcome = message.get("ended") or ("failed" if "failed" in message else "")
         self._ended += bool(outcome)
-        if self._live:
-            done = sum(self._rounds.values())
-            self._bar.update(self._task, completed=done, ended=self._ended, refresh=True)
-        elif outcome:
-            self._console.print(f"{self._ended}/{self._runs}  {outcome}  {name}", markup=False)
+        line = f"{self._ended}/{self._runs}  {outcome}  {name}" if outcome else ""
+        text = f"rounds, {self._ended} of {self._runs} runs"
+        self.show(sum(self._rounds.values()), self._total, text, line=line)
 
 
-class CountBar:
-    """A display of how many items are done; in a log, a line for every tenth."""
+class CountBar(ProgressBar):
+    """Progress of counted items; in a log, a line for every tenth."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self._console = open_console()
-        self._what = what
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=None)
-
-    def __enter__(self) -> "CountBar":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    def __init__(self, name: str, items: str) -> None:
+        super().__init__(name)
+        self._items = items
 
     def advance(self, done: int, total: int) -> None:
         """Show that `done` of `total` are done."""
-        if self._console.is_terminal:
-            self._bar.update(self._task, completed=done, total=total)
-        elif worth_a_line(done, total):
-            self._console.print(f"{done}/{total} {self._what}")
+        line = f"{done}/{total} {self._items}" if _is_worth_a_line(done, total) else ""
+        self.show(done, total, line=line)

@@ -99,31 +99,30 @@ class Poisson(Event):
 
 
 @dataclass(frozen=True)
-class WithoutReplacement(Event):
-    """A hidden cohort of exactly `cohort` out of `population` (replace-one adjacency); inside it is `event`."""
+class Cohort(Event, stored=False):
+    """A hidden cohort of exactly `cohort` out of `population`; inside it is `event`."""
 
     cohort: int
     population: int
     event: Event
 
     def __post_init__(self) -> None:
-        check_cohort(self)
+        check_event(self, "population", self.population >= 1, "the population is not empty")
+        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
 
 
 @dataclass(frozen=True)
-class FixedCohort(Event):
-    """A hidden cohort of exactly `cohort` out of `population` places (zero-out adjacency); inside it is `event`.
+class WithoutReplacement(Cohort):
+    """A hidden cohort under replace-one adjacency."""
 
-    A subject that is zeroed out keeps its place: it may be drawn, and then adds nothing. A client drawn in its place
-    adds no more than the subject could.
+
+@dataclass(frozen=True)
+class FixedCohort(Cohort):
+    """A hidden cohort under zero-out adjacency.
+
+    A subject that is zeroed out can still be drawn, and then adds nothing. A client drawn instead of the subject adds
+    no more than the subject could.
     """
-
-    cohort: int
-    population: int
-    event: Event
-
-    def __post_init__(self) -> None:
-        check_cohort(self)
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class Pooled(Event):
 
 
 @dataclass(frozen=True)
-class Segment(Event):
+class BallSegment(Event, stored=False):
     """`steps` hidden steps with Poisson batches of `rate`, each scaled onto a ball; only their sum is released.
 
     The subject can bend the path from the step of its first draw on: by `first_step` of a step's largest effect then,
@@ -185,8 +184,13 @@ class Segment(Event):
 
     def __post_init__(self) -> None:
         check_segment(self)
-        law = "the first step has at most a whole step's effect"
-        check_event(self, "first_step", 0 < self.first_step <= 1, law)
+        reason = "the first step has at most a whole step's effect"
+        check_event(self, "first_step", 0 < self.first_step <= 1, reason)
+
+
+@dataclass(frozen=True)
+class Segment(BallSegment):
+    """A `BallSegment` under add/remove adjacency."""
 
     @property
     def known(self) -> Event:
@@ -195,18 +199,8 @@ class Segment(Event):
 
 
 @dataclass(frozen=True)
-class ReplacedSegment(Event):
-    """A `Segment` under replace-one adjacency: the subject's data exchanged for any other, with the same draws."""
-
-    steps: int
-    rate: float
-    first_step: float
-    event: Event
-
-    def __post_init__(self) -> None:
-        check_segment(self)
-        law = "the first step has at most a whole step's effect"
-        check_event(self, "first_step", 0 < self.first_step <= 1, law)
+class ReplacedSegment(BallSegment):
+    """A `BallSegment` under replace-one adjacency: the subject's data exchanged for any other, with the same draws."""
 
     @property
     def known(self) -> Event:
@@ -232,6 +226,9 @@ class ConvexSegment(Event):
     def known(self) -> Event:
         """Return the event with known draws: at worst every step drew the subject."""
         return shorten_shift(self.event, self.steps)
+
+
+HiddenSteps = Segment | ReplacedSegment | ConvexSegment
 
 
 @dataclass(frozen=True)
@@ -269,7 +266,7 @@ class Product(Event):
     events: tuple[Event, ...]
 
 
-def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "") -> None:
+def check_event(event: Event, name: str, holds: bool, reason: str, way_out: str = "") -> None:
     """Raise unless the number is finite, not too large, and `holds` is true."""
     value = getattr(event, name)
     if isinstance(value, bool):
@@ -277,10 +274,10 @@ def check_event(event: Event, name: str, holds: bool, law: str, way_out: str = "
     if isinstance(value, int) and abs(value) > MOST_COUNTED:
         invalid(f"{event.kind}.{name}", value, f"whole numbers are at most {MOST_COUNTED:.0e}")
     if not (holds and math.isfinite(value)):
-        invalid(f"{event.kind}.{name}", value, law, way_out)
+        invalid(f"{event.kind}.{name}", value, reason, way_out)
 
 
-def check_segment(event: "Segment | ReplacedSegment | ConvexSegment") -> None:
+def check_segment(event: BallSegment | ConvexSegment) -> None:
     """Raise unless a segment has steps, a rate, and Gaussian noise."""
     check_event(event, "steps", event.steps >= 1, "there is at least one step")
     check_event(event, "rate", 0 < event.rate <= 1, "a participation probability lies in (0, 1]")
@@ -294,33 +291,20 @@ def shorten_shift(event: Event, factor: float) -> Event:
     return Gaussian(event.noise_multiplier / (factor * (1 + 1e-15))) if isinstance(event, Gaussian) else event
 
 
-def check_cohort(event: "WithoutReplacement | FixedCohort") -> None:
-    """Raise unless the cohort can be drawn."""
-    check_event(event, "population", event.population >= 1, "the population is not empty")
-    check_event(event, "cohort", 1 <= event.cohort <= event.population, "a cohort has 1 to `population` members")
+def inner_events(event: Event) -> tuple[Event, ...]:
+    """Return the events directly inside an event."""
+    if isinstance(event, Product):
+        return event.events
+    inner = getattr(event, "event", None)
+    return (inner,) if isinstance(inner, Event) else ()
 
 
 def rebuild_event(event: Event, change: Callable[[Event], Event]) -> Event:
     """Return the event with `change` applied to the events directly inside it."""
+    inner = tuple(change(part) for part in inner_events(event))
     if isinstance(event, Product):
-        return Product(tuple(change(part) for part in event.events))
-    if isinstance(event, Poisson):
-        return Poisson(event.rate, change(event.event))
-    if isinstance(event, WithoutReplacement | FixedCohort):
-        return type(event)(event.cohort, event.population, change(event.event))
-    if isinstance(event, Split):
-        return Split(event.parts, change(event.event))
-    if isinstance(event, Allocation):
-        return Allocation(event.steps, event.uses, change(event.event))
-    if isinstance(event, Repeat):
-        return Repeat(event.times, change(event.event))
-    if isinstance(event, Pooled):
-        return Pooled(event.noises, change(event.event))
-    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
-        return replace(event, event=change(event.event))
-    if isinstance(event, PooledDraws):
-        return PooledDraws(event.rate, event.others, change(event.event))
-    return event
+        return Product(inner)
+    return replace(event, event=inner[0]) if inner else event  # type: ignore[call-arg]
 
 
 def with_known_coins(event: Event) -> Event:
@@ -331,11 +315,11 @@ def with_known_coins(event: Event) -> Event:
     >>> with_known_coins(Allocation(10, 3, Gaussian(2.0)))
     Repeat(times=3, event=Gaussian(noise_multiplier=2.0))
     """
-    if isinstance(event, Poisson | WithoutReplacement | FixedCohort | Split | Pooled | PooledDraws):
+    if isinstance(event, Poisson | Cohort | Split | Pooled | PooledDraws):
         return with_known_coins(event.event)
     if isinstance(event, Allocation):
         return Repeat(event.uses, with_known_coins(event.event))
-    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+    if isinstance(event, HiddenSteps):
         return event.known
     return rebuild_event(event, with_known_coins)
 
@@ -355,9 +339,9 @@ def against_coalition(event: Event, members: int, parties: int) -> Event:
         return Pooled(max(1, inner.noises + 1 - parties), inner.event)
     if isinstance(inner, PooledDraws):
         return PooledDraws(inner.rate, max(0, inner.others + 1 - parties), inner.event)
-    if isinstance(inner, WithoutReplacement | FixedCohort):
+    if isinstance(inner, Cohort):
         left = inner.population - members
-        return type(inner)(inner.cohort, left, inner.event) if inner.cohort < left else inner.event
+        return replace(inner, population=left) if inner.cohort < left else inner.event
     return inner
 
 

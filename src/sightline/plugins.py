@@ -23,6 +23,20 @@ REFERENCE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-
 LONGEST_CAUSE = 160
 
 
+def import_extra(module: str, extra: str) -> Any:
+    """Import and return a module that an optional extra installs. Raises with the pip command if it is missing.
+
+    >>> import_extra("no_such_module", "images")
+    Traceback (most recent call last):
+    ...
+    sightline.errors.InvalidInput: module=no_such_module: cannot be imported; pip install "sightline[images]"
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        invalid("module", module, "cannot be imported", f'pip install "sightline[{extra}]"')
+
+
 @dataclass(frozen=True)
 class PluginKind:
     """A kind of object that plugins may provide."""
@@ -59,8 +73,8 @@ class Plugin:
             # Importing a plugin may raise anything; the user gets one line instead of a foreign traceback.
             found: Any = import_module(self.module)
         except Exception as error:
-            law = f"module {self.module!r} cannot be imported ({cause_of(error)})"
-            invalid(self.kind.key, self.name, law, "check PYTHONPATH and spelling")
+            reason = f"module {self.module!r} cannot be imported ({cause_of(error)})"
+            invalid(self.kind.key, self.name, reason, "check PYTHONPATH and spelling")
         for word in self.attribute.split("."):
             if not hasattr(found, word):
                 known = [other for other in dir(found) if not other.startswith("_")]
@@ -76,8 +90,8 @@ class Plugin:
 
     def refuse_type(self, found: Any, wanted: str) -> NoReturn:
         """Raise with one line if the object is not of the type that its kind needs."""
-        law = f"is a {type(found).__name__}, and a {self.kind.noun} is {wanted}"
-        invalid(self.kind.key, self.name, law, "docs/plugins.md has one of each kind")
+        reason = f"is a {type(found).__name__}, and a {self.kind.noun} is {wanted}"
+        invalid(self.kind.key, self.name, reason, "docs/plugins.md has one of each kind")
 
 
 @cache
@@ -112,14 +126,14 @@ def locate_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Plu
     # Otherwise the meaning of an experiment file would depend on what else is installed.
     if name in built_in:
         if offers:
-            law = f"{_describe_offers(offers)} offers a plugin of this name, and none can shadow a built-in one"
-            invalid(kind.key, name, law, "uninstall it, or ask its author for another name")
+            reason = f"{_describe_offers(offers)} offers a plugin of this name, and none can shadow a built-in one"
+            invalid(kind.key, name, reason, "uninstall it, or ask its author for another name")
         return None
     if REFERENCE.fullmatch(name):
         return Plugin(kind, name, *name.split(":"))
     if len(offers) > 1:
-        law = f"{_describe_offers(offers)} offer plugins of this name"
-        invalid(kind.key, name, law, 'name the one that is meant: "package.module:OBJECT"')
+        reason = f"{_describe_offers(offers)} offer plugins of this name"
+        invalid(kind.key, name, reason, 'name the one that is meant: "package.module:OBJECT"')
     if offers:
         return Plugin(kind, name, offers[0].module, offers[0].attr)
     known = [*built_in, *offered_names(kind)]

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from sightline import accounting
+from sightline.data.tables import LABELS
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson, Unit
 from sightline.ledger import Ledger, StepKind, StepLedger
@@ -35,10 +36,12 @@ from sightline.training.dp_sgd_settings import check_clip_norm, draw_gaussian
 from sightline.training.own_module import (
     Loss,
     OwnModule,
+    Parts,
     check_batch,
     check_module,
     clipped_gradient,
     own_module,
+    pack_inputs,
     reduction_of,
 )
 
@@ -66,7 +69,9 @@ def make_private(
     The returned loader draws every example independently with rate q = batch_size / N. Each `optimizer.step()` takes
     the loader's last batch, computes g = (sum_j g_j min(1, C / |g_j|) + N(0, (z C)^2)) / (q N) itself and steps with
     that: gradients of `loss.backward()` are neither needed nor used. `loss` is what the step differentiates, by default
-    cross entropy; one with reduction="sum" is not divided by q N. If the loader's `collate_fn` makes several rows of an
+    cross entropy; one with reduction="sum" is not divided by q N. A batch is a pair (x, y), or a dictionary with
+    `labels`, `label` or `y`, whose other tensors are the model's keyword arguments; of an output with `logits` the loss
+    gets these. If the loader's `collate_fn` makes several rows of an
     example, g_j is the gradient of the loss of all of them.
 
     Give `epsilon` with `epochs` for the least noise that lasts that many passes, or `noise_multiplier`; with `epsilon`
@@ -154,7 +159,31 @@ def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
     return data
 
 
-class PrivateTraining:
+class SteppedLedger:
+    """The part that private loops and private strategies share: the ledger of their steps and what it costs."""
+
+    steps: StepLedger
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return the ledger of every step so far: `ledger.epsilon("samples", "public", delta)`, or "clients"."""
+        return self.steps.ledger
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return z: the noise on the sum has standard deviation z C."""
+        return noise_of(self.steps.event)
+
+    def epsilon(self, *, delta: float | None = None) -> float:
+        """Return an upper bound on what the steps so far cost each unit at `delta` (default: the budget's)."""
+        return self.steps.epsilon(delta=delta)
+
+    def close(self) -> None:
+        """Close the ledger; no step can follow."""
+        self.steps.close()
+
+
+class PrivateTraining(SteppedLedger):
     """A model, its private optimiser and its Poisson loader, with the ledger of their steps. Unpacks into the three."""
 
     def __init__(
@@ -180,7 +209,7 @@ class PrivateTraining:
             # whole loop.
             self.streams = self.streams.keyed_by(*self._names(loader))
         self.loader = PoissonLoader(loader, self)
-        self._waiting: tuple[Tensor, Tensor, list[int]] | None = None
+        self._waiting: tuple[Tensor, Tensor, Parts | None, list[int]] | None = None
         self._given: tuple[tuple[Tensor, int], ...] = ()
         self._trained()
         optimizer.register_step_pre_hook(self._prepare_step)
@@ -197,24 +226,6 @@ class PrivateTraining:
     ) -> None:
         self.close()
 
-    @property
-    def ledger(self) -> Ledger:
-        """Return every step so far: `ledger.epsilon("samples", "public", delta)`."""
-        return self.steps.ledger
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Return z: the noise on the sum has standard deviation z C."""
-        return noise_of(self.steps.event)
-
-    def epsilon(self, *, delta: float | None = None) -> float:
-        """Return an upper bound on what the steps so far cost each example at `delta` (default: the budget's)."""
-        return self.steps.epsilon(delta=delta)
-
-    def close(self) -> None:
-        """Close the ledger; no step can follow."""
-        self.steps.close()
-
     def hand_out(self, batch: Any, counts: list[int], time: int) -> Any:
         """Keep a private copy of the batch drawn for this step, and return the batch.
 
@@ -223,13 +234,19 @@ class PrivateTraining:
         if time != self.steps.steps + 1:
             refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
                    "its own", "go through one pass after the other, not two at once")  # fmt: skip
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors")
-        check_batch(*batch)
+        if isinstance(batch, Mapping):
+            name = find_label(batch)
+            x, y = {key: part for key, part in batch.items() if key != name}, batch[name]
+        elif isinstance(batch, tuple | list) and len(batch) == 2:
+            x, y = batch
+        else:
+            invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors, or a dictionary with labels")
+        packed, parts = pack_inputs(x)
+        check_batch(packed, y)
         # The step uses the copy, and versions of the returned tensors reveal changes in place: what is charged is what
         # was drawn.
-        self._waiting = (batch[0].clone(), batch[1].clone(), counts)
-        self._given = tuple((part, part._version) for part in batch)
+        self._waiting = (packed.clone(), y.clone(), parts, counts)
+        self._given = tuple((part, part._version) for part in (batch.values() if parts else batch))
         return batch
 
     def check_used(self) -> None:
@@ -272,9 +289,9 @@ class PrivateTraining:
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             refuse("optimizer.step", "closure", "a closure would compute gradients that are not private",
                    "call optimizer.step() without arguments, of an optimiser that needs none")  # fmt: skip
-        x, y, counts = self._take_batch()
+        x, y, parts, counts = self._take_batch()
         trained = self._trained()
-        own = own_module(self.model, self.loss, x, y)
+        own = own_module(self.model, self.loss, x, y, parts)
         # The step is durable in the ledger before its gradient exists; if charging raises, no gradient is computed.
         time = self.steps.charge()
         self._waiting, self._given = None, ()
@@ -282,10 +299,10 @@ class PrivateTraining:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        for name, part in own.model.split(gradient).items():
+        for name, part in own.split(gradient).items():
             trained[name].grad = part.clone()
 
-    def _take_batch(self) -> tuple[Tensor, Tensor, list[int]]:
+    def _take_batch(self) -> tuple[Tensor, Tensor, Parts | None, list[int]]:
         if self._waiting is None:
             refuse("optimizer.step", self.steps.steps + 1, "no batch of the private loader waits for it: each is "
                    "stepped on once", "iterate over the loader that make_private returned")  # fmt: skip
@@ -315,6 +332,15 @@ def streams_of(seed: int | None, *, calls: int) -> Streams:
         stacklevel=calls + 1,
     )
     return Streams.from_seed(seed)
+
+
+def find_label(batch: Mapping[str, Any]) -> str:
+    """Return the key of a dictionary's labels. Raises unless exactly one of the usual names is there."""
+    found = [name for name in LABELS if name in batch]
+    if len(found) != 1:
+        reason = f"{len(found) or 'none'} of its keys could be the labels ({', '.join(LABELS)})"
+        invalid("loader", [*batch][:8], f"a batch is a dictionary, and {reason}", "rename one in the data set")
+    return found[0]
 
 
 def digest_of(tensor: Tensor) -> bytes:
@@ -407,13 +433,19 @@ class _Batches(Dataset[Any]):
             return tuple(part[rows] for part in self.dataset.tensors), [1] * len(numbers)
         alone = [self.collate([self.dataset[int(number)]]) for number in numbers]
         self._refuse_memory()
+        some = alone or [self.collate([self.dataset[0]])]
+        names = [*some[0]] if isinstance(some[0], Mapping) else None
+        if names is not None:
+            if any(not isinstance(one, Mapping) or [*one] != names for one in some):
+                self._refuse("examples, each collated alone, have other keys; give all the same")
+            some = [tuple(one.values()) for one in some]
         try:
-            parts = list(zip(*(alone or [self.collate([self.dataset[0]])]), strict=True))
-            batch = tuple(torch.cat(part)[: None if alone else 0] for part in parts)
-        except (TypeError, ValueError, RuntimeError) as error:
-            self._refuse(
-                f"examples, each collated alone, do not fit together ({error}); pad to one length in the data set"
-            )
+            parts = list(zip(*some, strict=True))
+        except (TypeError, ValueError) as error:
+            self._refuse(f"examples, each collated alone, do not fit together ({error}); give pairs or dictionaries")
+        joined = [self._join(part, f"[{names[n]!r}]" if names else f"[{n}]") for n, part in enumerate(parts)]
+        held = tuple(part[: None if alone else 0] for part in joined)
+        batch: Any = held if names is None else dict(zip(names, held, strict=True))
         if any(rows.dtype != part[0].dtype for part in parts for rows in part):
             self._refuse("examples, each collated alone, have several types of numbers; give all the same")
         counts = [[len(rows) for rows in part] for part in parts] if alone else [[]]
@@ -423,9 +455,22 @@ class _Batches(Dataset[Any]):
             )
         return batch, counts[0]
 
-    def _refuse(self, law: str) -> NoReturn:
+    def _join(self, rows: Sequence[Any], where: str) -> Tensor:
+        """Return the rows of one part of all examples. Raises if they are no tensors, or differ in shape."""
+        for one in rows:
+            if not isinstance(one, Tensor) or not one.dim():
+                way_out = 'remove it, or make it a tensor: dataset.set_format("torch")'
+                self._refuse(f"batch{where} is a {type(one).__name__}, not a tensor of rows; {way_out}")
+        shapes = sorted({tuple(one.shape[1:]) for one in rows})
+        if len(shapes) > 1:
+            how = 'in the data set, e.g. tokenizer(..., padding="max_length")'
+            told = f"batch{where} of examples, each collated alone, has shapes {shapes[0]} to {shapes[-1]}"
+            self._refuse(f"{told}; padding to the longest would let examples meet: pad to one length {how}")
+        return torch.cat(tuple(rows))
+
+    def _refuse(self, reason: str) -> NoReturn:
         name = getattr(self.collate, "__name__", self.collate)
-        raise InvalidInput(f"loader.collate_fn={name}: {law}"[:300]) from None
+        raise InvalidInput(f"loader.collate_fn={name}: {reason}"[:300]) from None
 
 
 def _leave(batch: Any) -> Any:

@@ -97,8 +97,8 @@ class Streams:
             raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
         root = path.read_bytes()
         if len(root) != ROOT_BYTES:
-            law = f"holds {len(root)} bytes and a noise root has {ROOT_BYTES}: noise from it could be computed"
-            raise InvalidInput(f"secret={path.name}: it {law}; bring the file back from a backup")
+            reason = f"holds {len(root)} bytes and a noise root has {ROOT_BYTES}: noise from it could be computed"
+            raise InvalidInput(f"secret={path.name}: it {reason}; bring the file back from a backup")
         return cls(OS_ROOT + root)
 
     def fresh_streams(self, number: int) -> "Streams":

@@ -123,7 +123,7 @@ COLUMNS = ("node", "energy_joule", "delay_seconds")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class CostTable:
     """Measured costs, from rows that cover every client."""
 
     rows: Rows
@@ -162,20 +162,20 @@ class Table:
             for when in dict.fromkeys((round, None)):
                 if (name, when) in self.rows:
                     return self.rows[name, when]
-        law = f"{self.name} has no row for it"
-        invalid("resources.file", node, law, f'add one without a round, or one for node = "{kind}"')
+        reason = f"{self.name} has no row for it"
+        invalid("resources.file", node, reason, f'add one without a round, or one for node = "{kind}"')
 
 
-def read_table(given: Mapping[str, Any], *, clients: int) -> Table:
+def read_table(given: Mapping[str, Any], *, clients: int) -> CostTable:
     """Return the table of `[resources] model = "table", file = "costs.csv"`."""
     for key, value in given.items():
         if key != "file":
-            law = "a table has no such setting"
-            invalid(f"resources.{key}", value, law, did_you_mean(key, ["file", "delays"]))
+            reason = "a table has no such setting"
+            invalid(f"resources.{key}", value, reason, did_you_mean(key, ["file", "delays"]))
     if not isinstance(given.get("file"), str):
         invalid("resources.file", given.get("file", "missing"), "names a CSV or JSON file", 'e.g. file = "costs.csv"')
     path = Path(given["file"])
-    return Table({_row_key(path, row): _row_cost(path, row) for row in _read_rows(path)}, clients, path.name)
+    return CostTable({_row_key(path, row): _row_cost(path, row) for row in _read_rows(path)}, clients, path.name)
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -190,8 +190,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         invalid("resources.file", path, "holds no rows", f"columns: {', '.join(COLUMNS)}, and perhaps round")
     for column in COLUMNS:
         if not all(column in row for row in rows):
-            law = f"has no column {column}"
-            invalid("resources.file", path, law, f"columns: {', '.join(COLUMNS)}, and perhaps round")
+            reason = f"has no column {column}"
+            invalid("resources.file", path, reason, f"columns: {', '.join(COLUMNS)}, and perhaps round")
     return rows
 
 
@@ -305,8 +305,8 @@ class WirelessSettings:
         found: dict[str, Any] = {}
         for key, value in given.items():
             if key not in known:
-                law = "the wireless model has no such setting"
-                invalid(f"resources.{key}", value, law, did_you_mean(key, [*known, "delays"]))
+                reason = "the wireless model has no such setting"
+                invalid(f"resources.{key}", value, reason, did_you_mean(key, [*known, "delays"]))
             found[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
         return cls(**found)
 
@@ -468,11 +468,11 @@ def _read_overlap(value: Any) -> Overlap:
 __all__ = [
     "MODELS",
     "Cost",
+    "CostTable",
     "Overlap",
     "Prices",
     "Resources",
     "Sending",
-    "Table",
     "Wireless",
     "WirelessSettings",
     "build_resources",

@@ -1,9 +1,8 @@
 """A run as a Python object: its numbers, its ledger, its report, and the model that it trained."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,23 @@ from sightline import engine, models
 from sightline import formatting as shown
 from sightline.apps import report
 from sightline.apps.report.curves import worst_epsilons
-from sightline.config import Experiment, read
+from sightline.config import Data, Experiment, read
 from sightline.data import Kind, Shard
+from sightline.data.federation import Targets
 from sightline.data.tables import to_array
+from sightline.data.targets import check_targets
 from sightline.engine import RunRecord
+from sightline.engine.evaluation import MetricFunction, OwnMetrics, read_metrics
+from sightline.engine.metadata import ModelShape
 from sightline.errors import invalid
-from sightline.formatting import METRICS
+from sightline.formatting import metric_named
 from sightline.ledger import Ledger
 from sightline.mechanisms.convex_solver import unit_shard
 from sightline.mechanisms.registry import feature_norm
 from sightline.models import FlatModel, Module
 from sightline.models.task import Task
 from sightline.topology import client_name
+from sightline.training import evaluate_model
 
 # Examples predicted at a time.
 BATCH = 1024
@@ -48,10 +52,13 @@ class Run:
     directory: Path
     built: FlatModel | None = field(repr=False, compare=False)
     """The model as this program built it; None: it is built from the run's settings."""
+    live: list[Callable[[], dict[str, Tensor]]] = field(repr=False, compare=False)
+    """While the run is at work in this program: returns the models after the last finished round."""
 
     def __init__(self, directory: Path | str, built: FlatModel | None = None) -> None:
         object.__setattr__(self, "directory", Path(directory))
         object.__setattr__(self, "built", built)
+        object.__setattr__(self, "live", [])
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -76,8 +83,11 @@ class Run:
     @property
     def history(self) -> Any:
         """Return the numbers of every round: a pandas DataFrame if pandas is installed, else a list of dicts."""
-        rows = [flatten_row(row) for row in self.rounds]
-        return import_module("pandas").DataFrame(rows) if find_spec("pandas") is not None else rows
+        return self.to_frame() if find_spec("pandas") is not None else [flatten_row(row) for row in self.rounds]
+
+    def to_frame(self) -> Any:
+        """Return the numbers of every round as a pandas DataFrame; raise `InvalidInput` if pandas is missing."""
+        return shown.make_frame([flatten_row(row) for row in self.rounds])
 
     @property
     def ledger(self) -> Ledger:
@@ -110,19 +120,17 @@ class Run:
         """Return the worst epsilon over untrusted observers; infinite if nothing is promised."""
         return _number_or(self.summary["epsilon"], math.inf)
 
-    def state_dict(self, *, client: int | None = None, cluster: int | None = None) -> dict[str, Tensor]:
+    def state_dict(
+        self, *, client: int | None = None, cluster: int | None = None, best: bool = False
+    ) -> dict[str, Tensor]:
         """Return the published tensors by name, as `load_state_dict` of the module takes them.
 
-        If every client has its own model, `client` or `cluster` selects one; members of a cluster share a model.
+        If every client has its own model, `client` or `cluster` selects one; members of a cluster share a model. `best`
+        selects the model of the best round, which `keep_best` keeps. In `on_round` it is the model after that round.
         """
-        path = self.directory / engine.MODEL
-        if not path.is_file():
-            law = f"it holds no {engine.MODEL}: the run has not ended"
-            invalid("run", self.directory, law, "go on with it: resume=True")
-        try:
-            tensors: dict[str, Tensor] = load_file(path)
-        except (OSError, SafetensorError) as error:
-            invalid("run", self.directory, f"its {engine.MODEL} cannot be read ({type(error).__name__})")
+        tensors = (
+            self.live[0]() if self.live and not best else self._load_tensors(engine.BEST if best else engine.MODEL)
+        )
         owned = {name.partition("/")[0] for name in tensors if name.startswith("client-") and "/" in name}
         if not owned:
             for key, value in (("client", client), ("cluster", cluster)):
@@ -133,11 +141,23 @@ class Run:
         shared = {name: one for name, one in tensors.items() if name.partition("/")[0] not in owned}
         return shared | {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
 
+    def _load_tensors(self, file: str) -> dict[str, Tensor]:
+        path = self.directory / file
+        if not path.is_file() and file == engine.BEST:
+            invalid("best", True, "the run kept no model of a best round", 'set keep_best = "accuracy" before you run')
+        if not path.is_file():
+            reason = f"it holds no {file}: the run has not ended"
+            invalid("run", self.directory, reason, "go on with it: resume=True")
+        try:
+            return dict(load_file(path))
+        except (OSError, SafetensorError) as error:
+            invalid("run", self.directory, f"its {file} cannot be read ({type(error).__name__})")
+
     def _find_owner(self, client: int | None, cluster: int | None, owned: set[str]) -> int:
         """Return the client whose model is wanted."""
         if (client is None) == (cluster is None):
-            law = f"each of {len(owned)} clients has a model of its own"
-            invalid("client", client, law, "say whose: run.model(client=0), or cluster=0 where there are clusters")
+            reason = f"each of {len(owned)} clients has a model of its own"
+            invalid("client", client, reason, "say whose: run.model(client=0), or cluster=0 where there are clusters")
         if cluster is not None:
             found = [row["clusters"]["assignment"] for row in self.rounds if row.get("clusters")]
             members = [number for number, own in enumerate(found[-1] if found else []) if own == cluster]
@@ -148,13 +168,13 @@ class Run:
             invalid("client", client, "no model of that client was saved", f"there are {len(owned)}, from 0 on")
         return client
 
-    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """Return the trained `torch.nn.Module` in evaluation mode; `client` and `cluster` as in `state_dict`.
+    def model(self, *, client: int | None = None, cluster: int | None = None, best: bool = False) -> Module:
+        """Return the trained `torch.nn.Module` in evaluation mode; `client`, `cluster` and `best` as in `state_dict`.
 
         It is built from the run's settings. A model that a program passed in is known to that program only: elsewhere,
         load `state_dict()` into it.
         """
-        flat, vector = self.flat_model().load(self.state_dict(client=client, cluster=cluster))
+        flat, vector = self.flat_model().load(self.state_dict(client=client, cluster=cluster, best=best))
         module = flat.module()
         module.load_state_dict(flat.named_tensors(vector))
         return module.eval()
@@ -165,79 +185,108 @@ class Run:
             return self.built
         experiment, facts = self.experiment, self.metadata
         if models.is_given_model(experiment.model.name):
-            law = f"its model {experiment.model.name} was handed over by a Python program"
-            invalid("run", self.directory, law, "make the module yourself and load run.state_dict() into it")
+            reason = f"its model {experiment.model.name} was handed over by a Python program"
+            invalid("run", self.directory, reason, "make the module yourself and load run.state_dict() into it")
         # A run of an earlier version did not record the shape.
         if "input_shape" not in facts:
             return engine.build_experiment(experiment).model
-        return models.build_model(
-            experiment.model.name,
-            input_shape=tuple(facts["input_shape"]),
-            classes=facts["outputs"],
-            kind=Kind(facts["kind"]),
-            vocabulary=facts["vocabulary"],
-            settings=experiment.model.settings,
-            task=self._task(),
-        )
-
-    def _task(self) -> Task:
-        """Return the task that the model was trained for."""
-        model, facts = self.experiment.model, self.metadata
+        shape, model = ModelShape.from_stored(facts), experiment.model
         own = None if model.loss is None else models.own_loss(model.loss)
-        return Task(
-            model.target, tuple(facts.get("target_shape", ())), facts.get("whole_targets", True), model.loss, own
+        return models.build_model(
+            model.name,
+            input_shape=tuple(shape.input_shape),
+            classes=shape.outputs,
+            kind=Kind(shape.kind),
+            vocabulary=shape.vocabulary,
+            settings=model.settings,
+            task=Task(model.target, tuple(shape.target_shape), shape.whole_targets, model.loss, own),
         )
 
     def predict(
-        self, x: Any, *, probabilities: bool = False, client: int | None = None, cluster: int | None = None
+        self,
+        x: Any,
+        *,
+        probabilities: bool = False,
+        client: int | None = None,
+        cluster: int | None = None,
+        best: bool = False,
     ) -> NDArray[Any]:
         """Return what the model predicts for every example, by its task.
 
         Labels (classification, binary), sets of labels (n, labels), numbers (regression), or the next token at every
         position; `probabilities` gives those of each label or token. For a user's own loss, the module's outputs. `x`
-        holds examples as the training data did, in a numpy array, a torch tensor or a list.
+        holds examples as the training data did, in a numpy array, a torch tensor or a list. Labels are the names of
+        their classes if `data.classes` lists them.
         """
-        module, flat = self.model(client=client, cluster=cluster), self.flat_model()
-        inputs = read_inputs(x, flat)
-        # Convex mechanisms train on examples scaled to a fixed norm, so predictions must scale them too.
-        if (norm := feature_norm(self.experiment)) is not None:
-            inputs = unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64)), norm).x
+        module, flat = self.model(client=client, cluster=cluster, best=best), self.flat_model()
+        inputs = self._scale_inputs(read_inputs(x, flat))
         with torch.no_grad():
             outputs = [module(torch.from_numpy(inputs[at : at + BATCH])) for at in range(0, len(inputs), BATCH)]
         found = torch.cat(outputs) if outputs else torch.empty(0, flat.classes)
-        return read_predictions(flat.task, found, probabilities=probabilities)
+        predictions: NDArray[Any] = flat.task.predictions(found, probabilities=probabilities).numpy()
+        names = self.experiment.data.class_names
+        if names is None or probabilities or flat.task.name not in ("classification", "binary"):
+            return predictions
+        labels: NDArray[Any] = np.array(names)[predictions]
+        return labels
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        metrics: Iterable[MetricFunction] | Mapping[str, MetricFunction] = (),
+        client: int | None = None,
+        cluster: int | None = None,
+        best: bool = False,
+    ) -> dict[str, float]:
+        """Return the task's metrics, the loss and `metrics` of the model on these examples; also inside `on_round`.
+
+        The result is computed from the examples without noise: on private ones it is a diagnostic, not a release.
+        """
+        flat, vector = self.flat_model().load(self.state_dict(client=client, cluster=cluster, best=best))
+        inputs = self._scale_inputs(read_inputs(x, flat))
+        shard = Shard(inputs, read_targets(y, inputs, flat, self.experiment.data))
+        own = OwnMetrics(read_metrics(metrics))
+        own.check(flat, vector, shard)
+        found = evaluate_model(flat, vector, shard)
+        return (
+            flat.task.rate_sums(found.sums, found.examples) | {"loss": found.loss} | own.of_shard(flat, vector, shard)
+        )
+
+    def _scale_inputs(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        # Convex mechanisms train on examples scaled to a fixed norm, so predictions must scale them too.
+        norm = feature_norm(self.experiment)
+        return inputs if norm is None else unit_shard(Shard(inputs, np.zeros(len(inputs), dtype=np.int64)), norm).x
+
+    def _fact_rows(self, summary: Mapping[str, Any]) -> list[tuple[str, object]]:
+        """Return what a reader wants to know first: how far it is, how good, and what it promises."""
+        spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
+        promise: list[tuple[str, object]] = [("privacy", "none")]
+        if summary["unit"] != "none":
+            promise = [(f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()]
+            promise += [("delta, unit", f"{summary['delta']}, {summary['unit']}")]
+            promise += [("trusted", ", ".join(summary["trusted"]) or "nobody")]
+        return [
+            ("status", summary["status"]),
+            ("rounds", summary["rounds_done"]),
+            *(
+                (f"test {metric_named(name).title}", metric_named(name).format_value(v))
+                for name, v in summary["metrics"].items()
+            ),
+            *promise,
+        ]
+
+    def __str__(self) -> str:
+        return shown.text_table(str(self.directory), ("", ""), self._fact_rows(self.summary))
 
     def _repr_html_(self) -> str:
         done, summary = report.RunView.read(self.directory), self.summary
-        spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
-        facts = [
-            ("status", summary["status"]),
-            ("rounds", summary["rounds_done"]),
-            *((f"test {METRICS[name].title}", METRICS[name].format_value(v)) for name, v in summary["metrics"].items()),
-            *((f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()),
-            ("delta, unit", f"{summary['delta']}, {summary['unit']}"),
-            ("trusted", ", ".join(summary["trusted"]) or "nobody"),
-        ]
+        facts = self._fact_rows(summary)
         drawn = shown.svg_curve(f"test {done.metric.title} over the rounds", done.series(done.metric.test_key))
         drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
         link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
         return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link
-
-
-def read_predictions(task: Task, outputs: Tensor, *, probabilities: bool) -> NDArray[Any]:
-    """Return a task's predictions from the outputs of its model."""
-    found = outputs
-    if task.name in ("classification", "language"):
-        found = torch.softmax(outputs, dim=-1) if probabilities else outputs.argmax(dim=-1)
-    elif task.name in ("binary", "multilabel"):
-        rows = outputs.reshape(len(outputs)) if task.name == "binary" else outputs
-        found = torch.sigmoid(rows) if probabilities else (rows > 0).long()
-    elif task.name == "regression" and not task.target_shape:
-        found = outputs.reshape(len(outputs))
-    if probabilities and task.name in ("regression", "own"):
-        invalid("probabilities", True, f"a {task.name} model gives none", "leave it out")
-    predictions: NDArray[Any] = found.numpy()
-    return predictions
 
 
 def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.int64]:
@@ -248,9 +297,19 @@ def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.in
     except (TypeError, ValueError, RuntimeError) as error:
         invalid("x", type(x).__name__, f"not an array of numbers ({' '.join(str(error).split())[:120]})")
     if inputs.shape[1:] != model.input_shape or not inputs.ndim:
-        law = f"{model.name} takes examples of shape {model.input_shape}"
-        invalid("x", inputs.shape, law, f"give (n, {', '.join(map(str, model.input_shape))})")
+        reason = f"{model.name} takes examples of shape {model.input_shape}"
+        invalid("x", inputs.shape, reason, f"give (n, {', '.join(map(str, model.input_shape))})")
     return inputs
+
+
+def read_targets(y: Any, inputs: NDArray[Any], model: FlatModel, settings: Data) -> Targets:
+    """Return targets as the model's task takes them; labels may be names of classes. Raises if they do not fit."""
+    targets = check_targets("y", to_array(y), inputs, settings, model.task.name)
+    if targets.shape != (len(inputs), *model.task.target_shape):
+        invalid(
+            "y", targets.shape, f"expected {(len(inputs), *model.task.target_shape)}", "give one target per example"
+        )
+    return targets.astype(np.int64) if model.task.whole else targets.astype(np.float32)
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from sightline.accounting.accountant import (
     refuse_large_delta,
 )
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
-from sightline.accounting.canonical import Composition
 from sightline.accounting.certified import Certificate, certify_balanced
+from sightline.accounting.compositions import Composition
 from sightline.accounting.correlated_scheme import correlated
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event

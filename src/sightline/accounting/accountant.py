@@ -10,30 +10,17 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from sightline import events as ev
 from sightline import formatting as shown
-from sightline.accounting.canonical import Composition, canonical_form, inner_events, kinds_in
-from sightline.accounting.composition import TooFine
+from sightline.accounting.compositions import Composition, canonical_form, kinds_in
 from sightline.accounting.dominating_pairs import NoLaw, TwoSided
+from sightline.accounting.fft import TooFine
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.moments import ORDERS, pin_moments
 from sightline.accounting.pld import pld_delta, pld_epsilon, pld_interval
 from sightline.accounting.renyi import composed_backward, composed_forward, convert_moments, renyi_delta, renyi_epsilon
 from sightline.errors import invalid, refuse
-from sightline.events import (
-    Allocation,
-    Clear,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    Pure,
-    ReplacedSegment,
-    Segment,
-    WithoutReplacement,
-    with_known_coins,
-)
+from sightline.events import Event
 
 
 class Curve(list[float]):
@@ -80,7 +67,7 @@ def epsilon(events: Composition, delta: float, *, accountant: Accountant = Accou
     counts = canonical_form(events)
     if not counts:
         return 0.0
-    if any(Clear in kinds_in(event) for event in counts):
+    if any(ev.Clear in kinds_in(event) for event in counts):
         return math.inf
     return cached_epsilon(tuple(sorted(counts.items(), key=repr)), delta, Accountant(accountant))
 
@@ -108,14 +95,14 @@ def cached_epsilon(counts: tuple[tuple[Event, int], ...], delta: float, accounta
 
 def law_forms(counts: Mapping[Event, int]) -> list[Mapping[Event, int]]:
     """Return the composition, and the same with the other law of its replaced segments: both are bounds."""
-    if not any(isinstance(event, ReplacedSegment) for event in counts):
+    if not any(isinstance(event, ev.ReplacedSegment) for event in counts):
         return [counts]
     return [counts, {other_law(event): times for event, times in counts.items()}]
 
 
 def other_law(event: Event) -> Event:
     """Return a replaced segment with its other law; other events unchanged."""
-    return TwoSided(**vars(event)) if isinstance(event, ReplacedSegment) else event
+    return TwoSided(**vars(event)) if isinstance(event, ev.ReplacedSegment) else event
 
 
 def chance_to_take_part(counts: Mapping[Event, int]) -> float:
@@ -125,9 +112,9 @@ def chance_to_take_part(counts: Mapping[Event, int]) -> float:
 
 def chance_of_draw(event: Event) -> float:
     """Return an upper bound on the probability that one event has the subject in it; infinite without a draw."""
-    if isinstance(event, Poisson):
+    if isinstance(event, ev.Poisson):
         return event.rate
-    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+    if isinstance(event, ev.HiddenSteps):
         return event.steps * event.rate
     return math.inf
 
@@ -136,7 +123,8 @@ def unhidden_epsilon(counts: Mapping[Event, int], delta: float) -> float:
     """Return epsilon as if all sampling were known, an upper bound; infinite if that has no law either."""
     try:
         # For events so strong that their sampled law cannot be represented; sampling hardly helps there.
-        return pld_epsilon(canonical_form({with_known_coins(event): times for event, times in counts.items()}), delta)
+        known = {ev.with_known_coins(event): times for event, times in counts.items()}
+        return pld_epsilon(canonical_form(known), delta)
     except (NoLaw, TooFine):
         return math.inf
 
@@ -146,20 +134,21 @@ def moments_may_win(counts: Mapping[Event, int], *, failed: bool = False) -> boo
     kinds = set().union(*(kinds_in(event) for event in counts))
     # Moments know zCDP of private choices, eq. (3) of the partitioning paper for allocations, and cohorts without a
     # law.
-    if kinds & {Exponential, Allocation} or (failed and kinds & {WithoutReplacement, FixedCohort}):
+    if kinds & {ev.Exponential, ev.Allocation} or (failed and kinds & {ev.WithoutReplacement, ev.FixedCohort}):
         return True
     return any(unknown_cohorts(event) for event in counts)
 
 
 def unknown_cohorts(event: Event) -> bool:
     """Return whether a fixed cohort of anything but a Gaussian is in it: such a cohort has no law of its own."""
-    cohort = isinstance(event, WithoutReplacement | FixedCohort)
-    return any((cohort and not isinstance(inner, Gaussian)) or unknown_cohorts(inner) for inner in inner_events(event))
+    if isinstance(event, ev.Cohort) and not isinstance(event.event, ev.Gaussian):
+        return True
+    return any(unknown_cohorts(inner) for inner in ev.inner_events(event))
 
 
 def summed_epsilon(counts: Mapping[Event, int]) -> float:
     """Return the sum of pure epsilons; infinite if some event is not pure."""
-    if all(isinstance(event, Pure | Exponential) for event in counts):
+    if all(isinstance(event, ev.Pure | ev.Exponential) for event in counts):
         return math.fsum(times * event.epsilon for event, times in counts.items())  # type: ignore[attr-defined]
     return math.inf
 
@@ -171,7 +160,7 @@ def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accou
     counts = canonical_form(events)
     if not counts:
         return 0.0
-    if any(Clear in kinds_in(event) for event in counts):
+    if any(ev.Clear in kinds_in(event) for event in counts):
         return 1.0
     if Accountant(accountant) is Accountant.RDP:
         return renyi_delta(counts, epsilon)
@@ -211,14 +200,14 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
     except (NoLaw, TooFine):
         lower = 0.0
     kinds = set().union(*(kinds_in(event) for event in counts))
-    return (0.0 if kinds & {ReplacedSegment} else min(lower, upper)), upper
+    return (0.0 if kinds & {ev.ReplacedSegment} else min(lower, upper)), upper
 
 
 def check_delta(delta: float) -> None:
     """Raise unless delta is a probability that the arithmetic can reach."""
     if not SMALLEST_DELTA <= delta < 1:
-        law = "delta lies in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} are not computed"
-        invalid("delta", delta, law, "use a value such as 1e-5, below one over the number of subjects")
+        reason = "delta lies in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} are not computed"
+        invalid("delta", delta, reason, "use a value such as 1e-5, below one over the number of subjects")
 
 
 def refuse_large_delta(
@@ -337,9 +326,9 @@ class Bridged:
             invalid("bridges", self.bridges, "is a count, and the subject is in the release once or not at all")
 
     @property
-    def worst(self) -> Gaussian:
+    def worst(self) -> ev.Gaussian:
         """Return the release with everyone taking part: one Gaussian whose mean moves by (own + 2 bridges) C."""
-        return Gaussian(self.noise_multiplier / (self.own + 2 * self.bridges))
+        return ev.Gaussian(self.noise_multiplier / (self.own + 2 * self.bridges))
 
 
 @lru_cache(maxsize=1024)
@@ -382,10 +371,10 @@ def bridged_epsilon(
     if back.missing >= delta:
         return math.inf
     ahead = convert_moments(composed_forward(direct) + extra, delta)
-    found = max(ahead, convert_moments(back.moments + extra, delta - back.missing))
+    result = max(ahead, convert_moments(back.moments + extra, delta - back.missing))
     if accountant is Accountant.RDP:
-        return found
+        return result
     without_sampling: dict[Event, int] = dict(direct)
     for one, times in bridged.items():
         without_sampling[one.worst] = without_sampling.get(one.worst, 0) + times
-    return min(found, epsilon(without_sampling, delta))
+    return min(result, epsilon(without_sampling, delta))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sightline.accounting.accountant import Accountant, check_delta
 from sightline.accounting.accountant import epsilon as epsilon_of
-from sightline.accounting.canonical import Composition
+from sightline.accounting.compositions import Composition
 from sightline.errors import invalid
 from sightline.events import Event, scale_noise
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from sightline.accounting.accountant import check_delta, epsilon
-from sightline.accounting.canonical import canonical_form
+from sightline.accounting.compositions import canonical_form
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.pld import pld_backward_delta
 from sightline.events import Allocation, Gaussian
@@ -87,8 +87,8 @@ class Schedule:
     def count_draws(self) -> int:
         """Return how many draws the limits allow; zero if that would be too few."""
         size = self.steps * self.epochs
-        found = int(min(MOST_NORMALS / size, MOST_WORK / (size * max(1, self.fewer))))
-        return 0 if found < FEWEST_DRAWS else min(found, MOST_DRAWS)
+        result = int(min(MOST_NORMALS / size, MOST_WORK / (size * max(1, self.fewer))))
+        return 0 if result < FEWEST_DRAWS else min(result, MOST_DRAWS)
 
     def log_x(self, y: Array) -> Array:
         """Return log x_t = s y_t - s^2 / 2."""
@@ -217,10 +217,10 @@ class Forward:
             log_x = [schedule.log_x(self.draw_shifted(some, rng)) for some in rows]
             # A cheap upper bound on log L sorts out draws that cannot count, before the recursion.
             matters = np.sum([schedule.log_bound(one) for one in log_x], axis=0) > least
-            found = np.full(len(matters), -np.inf)
+            result = np.full(len(matters), -np.inf)
             if matters.any():
-                found[matters] = np.sum([schedule.log_ratios(one[:, matters]) for one in log_x], axis=0)
-            parts.append(found)
+                result[matters] = np.sum([schedule.log_ratios(one[:, matters]) for one in log_x], axis=0)
+            parts.append(result)
         return np.concatenate(parts)
 
     def draw_shifted(self, histograms: NDArray[np.int64], rng: np.random.Generator) -> Array:
@@ -274,8 +274,8 @@ class Backward:
         # Slow to load, and most of accounting does not need it.
         from scipy.optimize import minimize_scalar
 
-        found = minimize_scalar(lambda log: self.log_range(math.exp(log)), bounds=(-12.0, 4.0), method="bounded")
-        return math.exp(float(found.x))
+        result = minimize_scalar(lambda log: self.log_range(math.exp(log)), bounds=(-12.0, 4.0), method="bounded")
+        return math.exp(float(result.x))
 
     def bound(self, draws: int, rng: np.random.Generator, log_odds: float) -> float:
         """Return an upper bound on delta."""
@@ -349,8 +349,8 @@ def certify_balanced(
 
 def choose_order(schedule: Schedule, at: float) -> Forward:
     """Return the estimator of the order at which one draw has the smallest range."""
-    found = [Forward(SubsetSampler(schedule, order)) for order in list_orders(schedule.fewer)]
-    return min(found, key=lambda one: one.log_range(at))
+    result = [Forward(SubsetSampler(schedule, order)) for order in list_orders(schedule.fewer)]
+    return min(result, key=lambda one: one.log_range(at))
 
 
 def least_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:

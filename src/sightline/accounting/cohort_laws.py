@@ -204,10 +204,7 @@ def cohort_log_moments(rate: float, noise_multiplier: float, *, zero_out: bool) 
         terms.append((log_mass, half.log_ratio(x)))
     terms.append((np.full(1, math.log(max(1 - held, 0.0) + 1e-12)), np.zeros(1)))
     log_mass, loss = (np.concatenate(both) for both in zip(*terms, strict=True))
-    return (
-        pin_moments(sum_powers(log_mass, loss, ORDERS)),
-        pin_moments(sum_powers(log_mass, loss, 1 - ORDERS)),
-    )
+    return (pin_moments(sum_powers(log_mass, loss, ORDERS)), pin_moments(sum_powers(log_mass, loss, 1 - ORDERS)))
 
 
 def sum_powers(log_mass: Array, loss: Array, orders: Array) -> Array:

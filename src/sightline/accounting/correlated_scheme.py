@@ -125,8 +125,8 @@ def stream_events(
     event, turns = charge_turns(strategy, noise=noise, groups=separation, rate=rate)
     # A hidden draw cannot promise fewer uses: participation is not known, so every turn is charged.
     if uses < turns:
-        law = f"hidden draws may take a subject in every one of the {turns} turns of its group"
-        refuse("uses", uses, law, f"give {turns}: all turns are charged")
+        reason = f"hidden draws may take a subject in every one of the {turns} turns of its group"
+        refuse("uses", uses, reason, f"give {turns}: all turns are charged")
     return ((event, turns),)
 
 

@@ -7,8 +7,9 @@ from functools import singledispatch
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.accounting.canonical import MOST_HIDDEN_NOISE
+from sightline import events as ev
 from sightline.accounting.cohort_laws import cohort_law, cohort_reach
+from sightline.accounting.compositions import MOST_HIDDEN_NOISE
 from sightline.accounting.likelihood_ratio import (
     NOTHING,
     Array,
@@ -22,23 +23,7 @@ from sightline.accounting.likelihood_ratio import (
     trim_law,
 )
 from sightline.accounting.mixtures import TooFar, mixture_law, replaced_law, replaced_pair, segment_pair
-from sightline.events import (
-    Allocation,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    PooledDraws,
-    Product,
-    Pure,
-    Repeat,
-    ReplacedSegment,
-    Segment,
-    Split,
-    WithoutReplacement,
-)
+from sightline.events import Event
 
 # Lattice step over the spread of the law for one level of averaging; divided by the root of the number of levels.
 AVERAGING_FINENESS = 0.022
@@ -238,27 +223,27 @@ class NoLaw(Exception):
 @LawCache
 def lattice_law(event: Event, step: float, tail: float) -> Law:
     """Return the law of one event on a given lattice: from a closed form where one exists, else from its native law."""
-    if isinstance(event, Gaussian):
+    if isinstance(event, ev.Gaussian):
         return gaussian_law(check_noise(event), step, tail)
-    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+    if isinstance(event, ev.Poisson) and isinstance(event.event, ev.Gaussian):
         return gaussian_law(check_noise(event.event), step, tail, rate=event.rate)
-    if isinstance(event, WithoutReplacement | FixedCohort) and isinstance(event.event, Gaussian):
-        return cohort_law(*share_and_noise(event), zero_out=isinstance(event, FixedCohort), step=step, tail=tail)
-    if isinstance(event, PooledDraws):
+    if isinstance(event, ev.Cohort) and isinstance(event.event, ev.Gaussian):
+        return cohort_law(*share_and_noise(event), zero_out=isinstance(event, ev.FixedCohort), step=step, tail=tail)
+    if isinstance(event, ev.PooledDraws):
         return pooled_points(event, step, tail).on_lattice(step)
-    if isinstance(event, Poisson):
+    if isinstance(event, ev.Poisson):
         return sampled_points(native_law(event.event, tail), event.rate).on_lattice(step)
-    if isinstance(event, Segment | ReplacedSegment | ConvexSegment):
+    if isinstance(event, ev.HiddenSteps):
         return segment_law(event, step, tail)
     return on_step(native_law(event, tail), step)
 
 
-def segment_law(event: Segment | ReplacedSegment | ConvexSegment, step: float, tail: float) -> Law:
+def segment_law(event: ev.HiddenSteps, step: float, tail: float) -> Law:
     """Return the law of a segment on a given lattice. Raises `NoLaw` if its shifts are out of reach."""
     try:
         if isinstance(event, TwoSided):
             return mixture_law(replaced_pair(event), step, tail)
-        if isinstance(event, ReplacedSegment):
+        if isinstance(event, ev.ReplacedSegment):
             return replaced_law(event, step, tail)
         return mixture_law(segment_pair(event, tail), step, tail)
     except TooFar:
@@ -266,20 +251,20 @@ def segment_law(event: Segment | ReplacedSegment | ConvexSegment, step: float, t
 
 
 @dataclass(frozen=True)
-class TwoSided(ReplacedSegment, stored=False):
+class TwoSided(ev.ReplacedSegment, stored=False):
     """The same segment accounted by its other law, two mixtures: tighter for few releases, looser for many."""
 
 
-def check_noise(event: Gaussian) -> float:
+def check_noise(event: ev.Gaussian) -> float:
     """Return the noise multiplier, limited above. Raises `NoLaw` if the masses of its law cannot be represented."""
     if event.noise_multiplier < 0.05:
         raise NoLaw
     return min(event.noise_multiplier, MOST_HIDDEN_NOISE)
 
 
-def share_and_noise(event: WithoutReplacement | FixedCohort) -> tuple[float, float]:
+def share_and_noise(event: ev.Cohort) -> tuple[float, float]:
     """Return the sampling share of a cohort and the noise multiplier inside. Raises `NoLaw` without a Gaussian."""
-    if not isinstance(event.event, Gaussian):
+    if not isinstance(event.event, ev.Gaussian):
         raise NoLaw(f"{event.event.kind} in a cohort has no closed form")
     return event.cohort / event.population, check_noise(event.event)
 
@@ -297,13 +282,13 @@ def law_of(event: Event, tail: float) -> Law:
 
 
 @law_of.register
-def _(event: Gaussian, tail: float) -> Law:
+def _(event: ev.Gaussian, tail: float) -> Law:
     noise = check_noise(event)
     return gaussian_law(noise, FINENESS / noise, tail)
 
 
 @law_of.register
-def _(event: Pure, tail: float) -> Law:
+def _(event: ev.Pure, tail: float) -> Law:
     # Randomised response dominates every epsilon-DP release (Kairouz, Oh and Viswanath 2015).
     if event.epsilon == 0:
         return NOTHING
@@ -314,7 +299,7 @@ def _(event: Pure, tail: float) -> Law:
 
 
 @law_of.register
-def _(event: Exponential, tail: float) -> Law:
+def _(event: ev.Exponential, tail: float) -> Law:
     # A choice has log ratios in an interval [t - eps, t], 0 <= t <= eps, of which only the width is known. Given t the
     # worst law has two points; its stop-loss is (e^-t - e^-eps)(e^t - x) / (1 - e^-eps). The largest over t, at t =
     # (eps + log x) / 2, is (1 - sqrt(x) e^(-eps/2))^2 / (1 - e^-eps): convex, so it is the stop-loss of one law that
@@ -322,7 +307,7 @@ def _(event: Exponential, tail: float) -> Law:
     # variance of randomised response. Splitting the cells of a lattice leaves every point its trapezoid.
     eps = event.epsilon
     if eps < LEAST_CHOICE:
-        return law_of(Pure(eps), tail)
+        return law_of(ev.Pure(eps), tail)
     if eps > 300:
         raise NoLaw
     step = 2 * eps / CHOICE_CELLS
@@ -331,14 +316,14 @@ def _(event: Exponential, tail: float) -> Law:
     return Law(-eps, step, mass * (2 * math.tanh(step / 4) / -math.expm1(-eps)))
 
 
-@law_of.register(WithoutReplacement)
-@law_of.register(FixedCohort)
-def _(event: WithoutReplacement | FixedCohort, tail: float) -> Law:
+@law_of.register(ev.WithoutReplacement)
+@law_of.register(ev.FixedCohort)
+def _(event: ev.Cohort, tail: float) -> Law:
     # A Gaussian has a closed form. Anything else is counted without amplification: valid for any hidden cohort by joint
     # convexity.
-    if not isinstance(event.event, Gaussian):
+    if not isinstance(event.event, ev.Gaussian):
         return native_law(event.event, tail)
-    (rate, noise), zero_out = share_and_noise(event), isinstance(event, FixedCohort)
+    (rate, noise), zero_out = share_and_noise(event), isinstance(event, ev.FixedCohort)
     reach = cohort_reach(rate, noise, zero_out=zero_out, tail=tail)
     rough = cohort_law(rate, noise, zero_out=zero_out, step=reach / ROUGH_POINTS, tail=tail)
     step = max(min(FINENESS * loss_deviation(rough), rough.step), reach / MOST_POINTS)
@@ -346,14 +331,14 @@ def _(event: WithoutReplacement | FixedCohort, tail: float) -> Law:
 
 
 @law_of.register
-def _(event: Poisson, tail: float) -> Law:
+def _(event: ev.Poisson, tail: float) -> Law:
     points = sampled_points(native_law(event.event, tail), event.rate)
     step = max(FINENESS * spread_of(points.loss, points.mass), float(points.loss[-1] - points.loss[0]) / MOST_POINTS)
     return trim_law(points.on_lattice(step), tail)
 
 
 @law_of.register
-def _(event: Segment | ReplacedSegment | ConvexSegment, tail: float) -> Law:
+def _(event: ev.HiddenSteps, tail: float) -> Law:
     # Estimate the spread on a coarse lattice first.
     rough = segment_law(event, ROUGH_STEP / max(1.0, event.event.noise_multiplier), tail)  # type: ignore[attr-defined]
     reach = rough.step * len(rough.mass)
@@ -361,20 +346,20 @@ def _(event: Segment | ReplacedSegment | ConvexSegment, tail: float) -> Law:
 
 
 @law_of.register
-def _(event: PooledDraws, tail: float) -> Law:
+def _(event: ev.PooledDraws, tail: float) -> Law:
     noise = check_noise(inner_gaussian(event))
     step = FINENESS / noise / math.sqrt(1 + event.rate * event.others)
     return trim_law(pooled_points(event, step, tail).on_lattice(step), tail)
 
 
-def inner_gaussian(event: PooledDraws) -> Gaussian:
+def inner_gaussian(event: ev.PooledDraws) -> ev.Gaussian:
     """Return the Gaussian inside. Raises `NoLaw` for any other event."""
-    if not isinstance(event.event, Gaussian):
+    if not isinstance(event.event, ev.Gaussian):
         raise NoLaw(f"{event.event.kind} does not add up to more")
     return event.event
 
 
-def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
+def pooled_chances(event: ev.PooledDraws) -> list[tuple[float, float]]:
     """Return (probability, noise multiplier) for every number of other drawn clients, given a drawn subject."""
     # Slow to load, and nothing else here needs it.
     from scipy import stats
@@ -391,7 +376,7 @@ def pooled_chances(event: PooledDraws) -> list[tuple[float, float]]:
     return [(rest, z), *chances] if rest > 0 else chances
 
 
-def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
+def pooled_points(event: ev.PooledDraws, step: float, tail: float) -> Points:
     """Return the mixture of laws over the number of noises, which the observer knows."""
     losses, masses, zero, infinite = [np.zeros(1)], [np.array([1 - event.rate])], 0.0, 0.0
     for chance, noise in pooled_chances(event):
@@ -408,12 +393,12 @@ def pooled_points(event: PooledDraws, step: float, tail: float) -> Points:
 
 
 @law_of.register
-def _(event: Split, tail: float) -> Law:
+def _(event: ev.Split, tail: float) -> Law:
     return mean_of_copies(native_law(event.event, tail), event.parts, tail)
 
 
 @law_of.register
-def _(event: Allocation, tail: float) -> Law:
+def _(event: ev.Allocation, tail: float) -> Law:
     # Blocks: r = T mod k of ceil(T/k) steps and k - r of floor(T/k), each used once. A uniform k-subset is a random
     # partition into such blocks with one uniform pick in each; by joint convexity the blocks compose independently.
     law = NOTHING
@@ -423,22 +408,22 @@ def _(event: Allocation, tail: float) -> Law:
 
 
 @law_of.register
-def _(event: Repeat, tail: float) -> Law:
+def _(event: ev.Repeat, tail: float) -> Law:
     return repeat_law(native_law(event.event, tail), event.times, tail)
 
 
 @law_of.register
-def _(event: Product, tail: float) -> Law:
+def _(event: ev.Product, tail: float) -> Law:
     law = NOTHING
     for inner in event.events:
         law = join_laws(law, native_law(inner, tail), tail)
     return law
 
 
-def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
+def allocation_blocks(event: ev.Allocation) -> list[tuple[Event, int]]:
     """Return the blocks of an allocation as events with counts.
 
-    >>> [times for _, times in allocation_blocks(Allocation(10, 4, Gaussian(2.0)))]
+    >>> [times for _, times in allocation_blocks(ev.Allocation(10, 4, ev.Gaussian(2.0)))]
     [2, 2]
     """
     size, longer = divmod(event.steps, event.uses)
@@ -448,7 +433,7 @@ def allocation_blocks(event: Allocation) -> list[tuple[Event, int]]:
 
 def one_use(steps: int, event: Event) -> Event:
     """Return one use in a block of steps: the mean of that many copies."""
-    return event if steps == 1 else Split(steps, event)
+    return event if steps == 1 else ev.Split(steps, event)
 
 
 def join_laws(one: Law, other: Law, tail: float) -> Law:

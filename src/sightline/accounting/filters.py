@@ -22,9 +22,9 @@ import numpy as np
 from scipy.special import erfcx, ndtr
 
 from sightline.accounting.accountant import chance_to_take_part, check_delta, epsilon, moments_may_win, summed_epsilon
-from sightline.accounting.canonical import Composition, canonical_form, kinds_in
-from sightline.accounting.composition import TooFine
+from sightline.accounting.compositions import Composition, canonical_form, kinds_in
 from sightline.accounting.dominating_pairs import NoLaw
+from sightline.accounting.fft import TooFine
 from sightline.accounting.likelihood_ratio import Array, gaussian_delta, gaussian_epsilon
 from sightline.accounting.moments import MOST_ORDER
 from sightline.accounting.pld import only_gaussian, pld_delta_curve
@@ -145,8 +145,8 @@ def bound_delta_curve(counts: Composition, least: float) -> DeltaCurve | None:
     if not law or moments_may_win(counts):
         # Each value is repeated to the right: delta falls with epsilon, so the value at a lower epsilon is an upper
         # bound.
-        found = renyi_delta_curve(counts, epsilons[::SPARSE])
-        deltas = np.minimum(deltas, np.repeat(found, SPARSE)[:POINTS])
+        result = renyi_delta_curve(counts, epsilons[::SPARSE])
+        deltas = np.minimum(deltas, np.repeat(result, SPARSE)[:POINTS])
     return DeltaCurve(epsilons, np.minimum.accumulate(deltas))
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
-from sightline.accounting.canonical import Composition
+from sightline.accounting.compositions import Composition
 from sightline.errors import invalid
 from sightline.events import Clear, Event, Gaussian, Poisson, Product, Pure, Repeat, WithoutReplacement
+from sightline.plugins import import_extra
 
 
 def to_dp_event(events: Event | Composition) -> Any:
@@ -109,8 +110,5 @@ def _(event: Product) -> Any:
 
 
 def load_dp_accounting() -> Any:
-    """Import dp_accounting on first use and return it."""
-    # Imported here because it is slow to load and only conversions need it.
-    import dp_accounting
-
-    return dp_accounting
+    """Import dp_accounting on first use and return it: it is an extra, and slow to load."""
+    return import_extra("dp_accounting", "interop")

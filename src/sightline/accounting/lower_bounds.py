@@ -12,6 +12,7 @@ from functools import singledispatch
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from sightline import events as ev
 from sightline.accounting.cohort_laws import cohort_atoms
 from sightline.accounting.dominating_pairs import (
     NoLaw,
@@ -23,22 +24,7 @@ from sightline.accounting.dominating_pairs import (
 )
 from sightline.accounting.likelihood_ratio import Array, Law, LawCache, cell_splits
 from sightline.accounting.mixtures import TooFar, collapsed_panels, segment_pair
-from sightline.events import (
-    Allocation,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    PooledDraws,
-    Product,
-    Pure,
-    Repeat,
-    Segment,
-    Split,
-    WithoutReplacement,
-)
+from sightline.events import Event
 
 # With fewer cells than this a closed form is cut eight times finer than the lattice.
 MANY = 30_000
@@ -74,22 +60,22 @@ def lower_law(event: Event, step: float) -> Law:
 
 def atoms_for(event: Event, width: float) -> Atoms:
     """Return atoms of an event, about `width` apart where a closed form gives them."""
-    if isinstance(event, Gaussian):
+    if isinstance(event, ev.Gaussian):
         return gaussian_atoms(check_noise(event), width)
-    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+    if isinstance(event, ev.Poisson) and isinstance(event.event, ev.Gaussian):
         inner = gaussian_atoms(check_noise(event.event), width, rate=event.rate)
         return sampled_atoms(inner, event.rate)
-    if isinstance(event, Segment | ConvexSegment):
+    if isinstance(event, ev.Segment | ev.ConvexSegment):
         return segment_atoms(event, width)
-    if isinstance(event, WithoutReplacement | FixedCohort):
+    if isinstance(event, ev.Cohort):
         rate, noise = share_and_noise(event)
-        return Atoms(*cohort_atoms(rate, noise, zero_out=isinstance(event, FixedCohort), width=width))
-    if isinstance(event, PooledDraws):
+        return Atoms(*cohort_atoms(rate, noise, zero_out=isinstance(event, ev.FixedCohort), width=width))
+    if isinstance(event, ev.PooledDraws):
         return pooled_atoms(event, width)
     return native_atoms(event)
 
 
-def pooled_atoms(event: PooledDraws, width: float) -> Atoms:
+def pooled_atoms(event: ev.PooledDraws, width: float) -> Atoms:
     """Return atoms of all possible numbers of noises, and of the release without the subject."""
     each = [(chance, gaussian_atoms(noise, width)) for chance, noise in pooled_chances(event)]
     loss = np.concatenate([np.zeros(1), *(atoms.loss for _, atoms in each)])
@@ -111,45 +97,45 @@ def atoms_of(event: Event) -> Atoms:
 
 
 @atoms_of.register
-def _(event: Gaussian) -> Atoms:
+def _(event: ev.Gaussian) -> Atoms:
     return gaussian_atoms(check_noise(event), FINENESS / event.noise_multiplier)
 
 
 @atoms_of.register
-def _(event: Pure) -> Atoms:
+def _(event: ev.Pure) -> Atoms:
     odds = 1 / (1 + math.exp(event.epsilon))
     return Atoms(np.array([-event.epsilon, event.epsilon]), np.array([1 - odds, odds]))
 
 
 @atoms_of.register
-def _(event: Exponential) -> Atoms:
+def _(event: ev.Exponential) -> Atoms:
     # A choice between two options whose scores change equally in opposite directions: log ratios +-eps/2.
-    return atoms_of(Pure(event.epsilon / 2))
+    return atoms_of(ev.Pure(event.epsilon / 2))
 
 
 @atoms_of.register
-def _(event: PooledDraws) -> Atoms:
+def _(event: ev.PooledDraws) -> Atoms:
     return pooled_atoms(event, native_law(event, 1e-14).step)
 
 
-@atoms_of.register(WithoutReplacement)
-@atoms_of.register(FixedCohort)
-def _(event: WithoutReplacement | FixedCohort) -> Atoms:
+@atoms_of.register(ev.WithoutReplacement)
+@atoms_of.register(ev.FixedCohort)
+def _(event: ev.Cohort) -> Atoms:
     # Only for a Gaussian: no lower bound is known for other events in a cohort.
     return atoms_for(event, native_law(event, 1e-14).step)
 
 
 @atoms_of.register
-def _(event: Poisson) -> Atoms:
+def _(event: ev.Poisson) -> Atoms:
     return sampled_atoms(native_atoms(event.event), event.rate)
 
 
 @atoms_of.register
-def _(event: Segment | ConvexSegment) -> Atoms:
+def _(event: ev.Segment | ev.ConvexSegment) -> Atoms:
     return segment_atoms(event, FINENESS * segment_atoms(event, 0.02).spread)
 
 
-def segment_atoms(event: Segment | ConvexSegment, width: float) -> Atoms:
+def segment_atoms(event: ev.Segment | ev.ConvexSegment, width: float) -> Atoms:
     """Return panels of the line collapsed to their means. Raises `NoLaw` for shifts out of reach."""
     try:
         pair = segment_pair(event, 1e-22)
@@ -159,12 +145,12 @@ def segment_atoms(event: Segment | ConvexSegment, width: float) -> Atoms:
 
 
 @atoms_of.register
-def _(event: Split) -> Atoms:
+def _(event: ev.Split) -> Atoms:
     return mean_atoms(native_atoms(event.event), event.parts)
 
 
 @atoms_of.register
-def _(event: Product) -> Atoms:
+def _(event: ev.Product) -> Atoms:
     held = SURE
     for inner in event.events:
         held = pair_atoms(held, native_atoms(inner), None)
@@ -172,7 +158,7 @@ def _(event: Product) -> Atoms:
 
 
 @atoms_of.register
-def _(event: Repeat) -> Atoms:
+def _(event: ev.Repeat) -> Atoms:
     held, power, rest = SURE, native_atoms(event.event), event.times
     while rest:
         held = pair_atoms(held, power, None) if rest & 1 else held
@@ -182,8 +168,8 @@ def _(event: Repeat) -> Atoms:
 
 
 @atoms_of.register
-def _(event: Allocation) -> Atoms:
-    return native_atoms(Product(tuple(Repeat(times, block) for block, times in allocation_blocks(event))))
+def _(event: ev.Allocation) -> Atoms:
+    return native_atoms(ev.Product(tuple(ev.Repeat(times, block) for block, times in allocation_blocks(event))))
 
 
 def gaussian_atoms(noise_multiplier: float, width: float, *, rate: float = 1.0) -> Atoms:
@@ -334,10 +320,10 @@ class Sink:
         above = int(np.searchsorted(self.lattice, moment / mass))
         upward = self.find_partners(above, range(above + 1, len(self.lattice)), mass, moment)
         downward = self.find_partners(above - 1, range(above - 2, -1, -1), mass, moment)
-        found = [taken for taken in (upward, downward) if taken is not None]
-        if not found:
+        result = [taken for taken in (upward, downward) if taken is not None]
+        if not result:
             raise NoLaw
-        goal, parts = min(found, key=lambda taken: len(taken[1]))
+        goal, parts = min(result, key=lambda taken: len(taken[1]))
         for partner, amount in parts:
             self.mass[partner] -= amount
         self.mass[goal] += mass + sum(amount for _, amount in parts)

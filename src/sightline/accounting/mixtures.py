@@ -13,7 +13,7 @@ from scipy.special import bdtrc, gammaln, ndtr, ndtri
 
 from sightline.accounting.likelihood_ratio import Array, Law
 from sightline.accounting.moments import ORDERS, log_sum, pin_moments
-from sightline.events import ConvexSegment, Gaussian, ReplacedSegment, Segment
+from sightline.events import BallSegment, ConvexSegment, Gaussian, ReplacedSegment, Segment
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 NEWTON_STEPS = 3
@@ -83,7 +83,7 @@ class Mixture:
 NOWHERE = Mixture(np.ones(1), np.zeros(1))
 
 
-def first_draws(event: Segment | ReplacedSegment) -> tuple[Array, Array]:
+def first_draws(event: BallSegment) -> tuple[Array, Array]:
     """Return (probability that step j is the first to draw the subject, number of steps after it) for j = 1..m."""
     width = -(-event.steps // MOST_COMPONENTS)
     first = np.arange(0, event.steps, width, dtype=np.float64)
@@ -92,7 +92,7 @@ def first_draws(event: Segment | ReplacedSegment) -> tuple[Array, Array]:
     return np.exp(first * log_rest) * -np.expm1(count * log_rest), event.steps - 1 - first
 
 
-def first_draw_mixture(event: Segment | ReplacedSegment) -> Mixture:
+def first_draw_mixture(event: BallSegment) -> Mixture:
     r"""Return w_0 N(0) + sum_j w_j N(t_j), w_j = q (1 - q)^(j - 1), t_j = (first_step + m - j) / (m z): zero-out.
 
     Until its first draw at step j the subject does not affect the path. Step j then moves by at most `first_step` ball
@@ -138,7 +138,7 @@ def checked_mixture(weights: Array, shifts: Array, lost: float = 0.0) -> Mixture
     return Mixture(weights[held], shifts[held], lost)
 
 
-def noise_of(event: Segment | ReplacedSegment | ConvexSegment) -> float:
+def noise_of(event: BallSegment | ConvexSegment) -> float:
     """Return the noise multiplier of the Gaussian inside. Raises `TooFar` for any other event."""
     if not isinstance(event.event, Gaussian):
         raise TooFar

@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy.special import ndtri
 
-from sightline.accounting.composition import (
+from sightline.accounting.dominating_pairs import allocation_blocks, lattice_law, native_law
+from sightline.accounting.fft import (
     Losses,
     Sum,
     TooFine,
@@ -19,7 +20,6 @@ from sightline.accounting.composition import (
     order_for_delta,
     order_for_epsilon,
 )
-from sightline.accounting.dominating_pairs import allocation_blocks, lattice_law, native_law
 from sightline.accounting.likelihood_ratio import (
     Array,
     Law,
@@ -30,7 +30,7 @@ from sightline.accounting.likelihood_ratio import (
     on_step,
 )
 from sightline.accounting.lower_bounds import lower_law
-from sightline.events import Allocation, Event, FixedCohort, Gaussian, Poisson, WithoutReplacement
+from sightline.events import Allocation, Cohort, Event, Gaussian, Poisson
 
 # Relative discretisation error of epsilon that the grid is chosen for. Neighbouring questions may use different grids,
 # so epsilon is monotone in noise, steps and delta only up to about 2e-4.
@@ -115,8 +115,8 @@ def pld_delta_curve(counts: Mapping[Event, int], epsilons: Array, anchors: Seque
         for side, (losses, tilt) in enumerate(((forward_losses, fit.order), (backward_losses, order))):
             # Every transform bounds delta at all epsilons, best around the order it is tilted by, so the least is
             # valid.
-            found = compose_losses(Sum(fit.losses_by_law(losses)), tilt).delta_curve(epsilons)
-            curves[side] = np.minimum(curves[side], found)
+            result = compose_losses(Sum(fit.losses_by_law(losses)), tilt).delta_curve(epsilons)
+            curves[side] = np.minimum(curves[side], result)
     return np.maximum(*curves)
 
 
@@ -199,7 +199,7 @@ class Fit:
 def fit_lattice(kinds: Kinds, tail: float, order_of: Callable[[Sum], float]) -> Fit:
     """Return the coarsest lattice on which the error of epsilon is within tolerance, or the finest that fits."""
     step = first_step(kinds, tail)
-    cohorts = any(isinstance(event, WithoutReplacement | FixedCohort) for event, _ in kinds)
+    cohorts = any(isinstance(event, Cohort) for event, _ in kinds)
     most = MOST_COHORT_POINTS if cohorts else MOST_POINTS
     for _ in range(12):
         laws = tuple(((event, step, tail), times) for event, times in kinds)

@@ -12,6 +12,7 @@ from functools import lru_cache, singledispatch
 
 import numpy as np
 
+from sightline import events as ev
 from sightline.accounting.cohort_laws import cohort_log_moments
 from sightline.accounting.dominating_pairs import NoLaw, allocation_blocks, native_law, pooled_chances
 from sightline.accounting.likelihood_ratio import Array, Law
@@ -29,24 +30,7 @@ from sightline.accounting.moments import (
     sampled_moments,
 )
 from sightline.errors import invalid
-from sightline.events import (
-    Allocation,
-    Clear,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    PooledDraws,
-    Product,
-    Pure,
-    Repeat,
-    ReplacedSegment,
-    Segment,
-    Split,
-    WithoutReplacement,
-)
+from sightline.events import Event
 
 # Mass at the ends of the laws that backward moments are read from.
 TAIL = 1e-40
@@ -89,110 +73,110 @@ def backward_of(event: Event) -> Backward:
 
 
 @forward_of.register
-def _(event: Gaussian) -> Array:
+def _(event: ev.Gaussian) -> Array:
     return np.asarray(ORDERS * (ORDERS - 1) / (2 * event.noise_multiplier**2))
 
 
 @forward_of.register
-def _(event: Clear) -> Array:
+def _(event: ev.Clear) -> Array:
     return np.where(ORDERS > 1, np.inf, 0.0)
 
 
 @forward_of.register
-def _(event: Pure) -> Array:
+def _(event: ev.Pure) -> Array:
     # Randomised response is the worst epsilon-DP release: log((e^(a eps) + e^((1 - a) eps)) / (1 + e^eps)).
     eps = event.epsilon
     return pin_moments(np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps) - np.logaddexp(0.0, eps))
 
 
 @forward_of.register
-def _(event: Exponential) -> Array:
+def _(event: ev.Exponential) -> Array:
     # eps-DP, and eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.4).
-    return np.minimum(forward_of(Pure(event.epsilon)), ORDERS * (ORDERS - 1) * (event.epsilon * event.epsilon / 8))
+    return np.minimum(forward_of(ev.Pure(event.epsilon)), ORDERS * (ORDERS - 1) * (event.epsilon * event.epsilon / 8))
 
 
 @forward_of.register
-def _(event: Product) -> Array:
+def _(event: ev.Product) -> Array:
     return composed_forward(Counter(event.events))
 
 
 @backward_of.register
-def _(event: Product) -> Backward:
+def _(event: ev.Product) -> Backward:
     return composed_backward(Counter(event.events))
 
 
 @forward_of.register
-def _(event: Repeat) -> Array:
+def _(event: ev.Repeat) -> Array:
     return composed_forward({event.event: event.times})
 
 
 @backward_of.register
-def _(event: Repeat) -> Backward:
+def _(event: ev.Repeat) -> Backward:
     return composed_backward({event.event: event.times})
 
 
 @forward_of.register
-def _(event: Poisson) -> Array:
+def _(event: ev.Poisson) -> Array:
     return sampled_moments(forward_moments(event.event), event.rate)
 
 
 @backward_of.register
-def _(event: Poisson) -> Backward:
+def _(event: ev.Poisson) -> Backward:
     # For a Gaussian the forward moments are larger (Mironov, Talwar and Zhang 2019, Theorem 5); otherwise use the law.
-    if isinstance(event.event, Gaussian):
+    if isinstance(event.event, ev.Gaussian):
         return Backward(forward_moments(event))
     return from_law(event, event.event)
 
 
 @forward_of.register
-def _(event: PooledDraws) -> Array:
+def _(event: ev.PooledDraws) -> Array:
     # The number of noises is public, so the moments are the mean over it; both directions are the same.
     chances = [(1 - event.rate, np.zeros(len(ORDERS)))]
-    chances += [(event.rate * chance, forward_moments(Gaussian(noise))) for chance, noise in pooled_chances(event)]
+    chances += [(event.rate * chance, forward_moments(ev.Gaussian(noise))) for chance, noise in pooled_chances(event)]
     terms = [math.log(chance) + moments for chance, moments in chances]
     return pin_moments(log_sum(np.stack(terms, axis=1)))
 
 
 @forward_of.register
-def _(event: Split) -> Array:
+def _(event: ev.Split) -> Array:
     return mean_moments(forward_moments(event.event), event.parts)
 
 
 @backward_of.register
-def _(event: Split) -> Backward:
+def _(event: ev.Split) -> Backward:
     return from_law(event, event.event)
 
 
 @forward_of.register
-def _(event: Allocation) -> Array:
+def _(event: ev.Allocation) -> Array:
     # Per order the lesser of the block bound and of eq. (3) of the partitioning paper.
     by_blocks = composed_forward(dict(allocation_blocks(event)))
-    if isinstance(event.event, Gaussian):
+    if isinstance(event.event, ev.Gaussian):
         return np.minimum(by_blocks, overlap_moments(event.steps, event.uses, event.event.noise_multiplier))
     return by_blocks
 
 
 @backward_of.register
-def _(event: Allocation) -> Backward:
+def _(event: ev.Allocation) -> Backward:
     return composed_backward(dict(allocation_blocks(event)))
 
 
 @forward_of.register
-def _(event: WithoutReplacement) -> Array:
+def _(event: ev.WithoutReplacement) -> Array:
     # Under replace-one one bound holds for both directions; it is never worse than no amplification.
     inner = np.maximum(forward_moments(event.event), backward_moments(event.event).moments)
-    centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, Gaussian) else None
+    centred = centred_moments(event.event.noise_multiplier) if isinstance(event.event, ev.Gaussian) else None
     known = np.minimum(cohort_moments(inner, event.cohort / event.population, centred), inner)
     return known if (exact := moments_of_cohort(event)) is None else np.minimum(known, np.maximum(*exact))
 
 
 @backward_of.register
-def _(event: WithoutReplacement) -> Backward:
+def _(event: ev.WithoutReplacement) -> Backward:
     return Backward(forward_moments(event), backward_moments(event.event).missing)
 
 
 @forward_of.register
-def _(event: Segment | ConvexSegment) -> Array:
+def _(event: ev.Segment | ev.ConvexSegment) -> Array:
     # Moments of the mixture; if its shifts are out of reach, moments with known draws.
     try:
         return mixture_moments(segment_pair(event, EVERY_DRAW))
@@ -201,12 +185,12 @@ def _(event: Segment | ConvexSegment) -> Array:
 
 
 @backward_of.register
-def _(event: Segment | ConvexSegment) -> Backward:
+def _(event: ev.Segment | ev.ConvexSegment) -> Backward:
     return from_law(event, event.known)
 
 
 @forward_of.register
-def _(event: ReplacedSegment) -> Array:
+def _(event: ev.ReplacedSegment) -> Array:
     # Moments of the two mixtures, which mirror each other; never more than with known draws.
     try:
         return np.minimum(mixture_moments(replaced_pair(event)), forward_moments(event.known))
@@ -215,26 +199,26 @@ def _(event: ReplacedSegment) -> Array:
 
 
 @forward_of.register
-def _(event: FixedCohort) -> Array:
+def _(event: ev.FixedCohort) -> Array:
     # For a Gaussian by its law, and never worse than no amplification.
     inner = forward_moments(event.event)
     return inner if (exact := moments_of_cohort(event)) is None else np.minimum(inner, exact[0])
 
 
 @backward_of.register
-def _(event: FixedCohort) -> Backward:
+def _(event: ev.FixedCohort) -> Backward:
     inner = backward_moments(event.event)
     exact = moments_of_cohort(event)
     return inner if exact is None else Backward(np.minimum(inner.moments, exact[1]), inner.missing)
 
 
 @lru_cache(maxsize=64)
-def moments_of_cohort(event: WithoutReplacement | FixedCohort) -> tuple[Array, Array] | None:
+def moments_of_cohort(event: ev.Cohort) -> tuple[Array, Array] | None:
     """Return forward and backward moments by the law of a cohort; None if it is unknown or would take too long."""
-    if not isinstance(event.event, Gaussian) or event.event.noise_multiplier < LEAST_COHORT_NOISE:
+    if not isinstance(event.event, ev.Gaussian) or event.event.noise_multiplier < LEAST_COHORT_NOISE:
         return None
     rate, noise = event.cohort / event.population, event.event.noise_multiplier
-    return cohort_log_moments(rate, noise, zero_out=isinstance(event, FixedCohort))
+    return cohort_log_moments(rate, noise, zero_out=isinstance(event, ev.FixedCohort))
 
 
 def from_law(event: Event, inner: Event) -> Backward:
@@ -266,7 +250,7 @@ def composed_backward(counts: Mapping[Event, int]) -> Backward:
 
 def renyi_epsilon(counts: Mapping[Event, int], delta: float, *, unless: float = math.inf) -> float:
     """Return the least epsilon over orders, for the worse direction; infinite if it cannot be below `unless`."""
-    if all(isinstance(event, Gaussian) for event in counts):
+    if all(isinstance(event, ev.Gaussian) for event in counts):
         return gaussian_renyi_epsilon(float(composed_forward(counts)[2]), delta)
     if all(sampled_gaussian(event) for event in counts):
         between = at_orders(low_moments(counts), LOW_ORDERS, delta)
@@ -294,7 +278,7 @@ def at_orders(moments: Array, a: Array, delta: float) -> float:
 
 def sampled_gaussian(event: Event) -> bool:
     """Return whether the event is a Gaussian, Poisson-sampled or not: its forward moments bound the backward ones."""
-    return isinstance(event, Gaussian) or (isinstance(event, Poisson) and isinstance(event.event, Gaussian))
+    return isinstance(event, ev.Gaussian) or (isinstance(event, ev.Poisson) and isinstance(event.event, ev.Gaussian))
 
 
 def low_moments(counts: Mapping[Event, int]) -> Array:
@@ -306,8 +290,8 @@ def low_moments(counts: Mapping[Event, int]) -> Array:
 @lru_cache(maxsize=512)
 def low_moments_of(event: Event) -> Array:
     """Return log E_Q[L^a] of one (sampled) Gaussian at LOW_ORDERS."""
-    rate, inner = (event.rate, event.event) if isinstance(event, Poisson) else (1.0, event)
-    if not isinstance(inner, Gaussian):
+    rate, inner = (event.rate, event.event) if isinstance(event, ev.Poisson) else (1.0, event)
+    if not isinstance(inner, ev.Gaussian):
         raise NoLaw(f"{event.kind} is not a sampled Gaussian")
     return sampled_gaussian_moments(inner.noise_multiplier, rate, LOW_ORDERS)
 
@@ -346,7 +330,7 @@ def least_delta(moments: Array, epsilons: Array) -> Array:
 def renyi_divergence(event: Event, order: int) -> float:
     """Return the larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
 
-    >>> renyi_divergence(Gaussian(2.0), 4)
+    >>> renyi_divergence(ev.Gaussian(2.0), 4)
     0.5
     """
     if not 2 <= order <= MOST_ORDER:

@@ -11,33 +11,15 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from sightline import events as ev
 from sightline import formatting as shown
 from sightline.accounting.accountant import Accountant, interval, large_delta_note
 from sightline.accounting.accountant import delta as delta_of
 from sightline.accounting.accountant import epsilon as epsilon_of
 from sightline.accounting.calibration import MOST_NOISE, calibrate
 from sightline.accounting.certified import BETA, Certificate, certify_balanced
-from sightline.accounting.published import AsPublished, clustered_noise
 from sightline.errors import InvalidInput, invalid, refuse
-from sightline.events import (
-    MOST_COUNTED,
-    Adjacency,
-    Allocation,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    Pooled,
-    PooledDraws,
-    Product,
-    ReplacedSegment,
-    Segment,
-    Split,
-    WithoutReplacement,
-    scale_noise,
-)
+from sightline.events import Event
 
 # The deltas at which a notebook shows the cost of a scheme.
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
@@ -85,7 +67,8 @@ class Scheme:
     def with_noise(self, noise_multiplier: float) -> "Scheme":
         """Return the same scheme with another noise; the noise of an unsplit part is scaled by the same factor."""
         factor = noise_multiplier / self.noise_multiplier
-        return Scheme(self.name, noise_multiplier, tuple((scale_noise(event, factor), n) for event, n in self.events))
+        scaled = tuple((ev.scale_noise(event, factor), times) for event, times in self.events)
+        return Scheme(self.name, noise_multiplier, scaled)
 
     def calibrated(self, *, epsilon: float, delta: float, accountant: Accountant = Accountant.PLD) -> "Scheme":
         """Return the scheme with the least noise that costs at most (epsilon, delta).
@@ -129,15 +112,15 @@ class CertifiedSchedule(Scheme):
     def certificate(self, *, delta: float) -> Certificate:
         """Return epsilon at delta with the evidence it rests on."""
         ((event, epochs),) = self.events
-        steps, uses = (event.steps, event.uses) if isinstance(event, Allocation) else (1, 1)
+        steps, uses = (event.steps, event.uses) if isinstance(event, ev.Allocation) else (1, 1)
         numbers = (self.noise_multiplier, steps, uses, epochs)
         return cached_certificate(*numbers, delta, self.seed, self.beta)
 
     def epsilon(self, *, delta: float, accountant: Accountant = Accountant.PLD) -> float:
         """Return an upper bound on epsilon at delta. Raises for the RDP accountant, whose moments are not certified."""
         if Accountant(accountant) is Accountant.RDP:
-            law = "a certificate samples the law of the ratio, not its moments"
-            refuse("accountant", accountant, law, "leave out --accountant rdp or --certified")
+            reason = "a certificate samples the law of the ratio, not its moments"
+            refuse("accountant", accountant, reason, "leave out --accountant rdp or --certified")
         return self.certificate(delta=delta).epsilon
 
     def interval(self, *, delta: float) -> tuple[float, float]:
@@ -146,8 +129,8 @@ class CertifiedSchedule(Scheme):
 
     def list_facts(self, *, delta: float) -> dict[str, Any]:
         """Return whether draws were needed, the chance that they are wrong, their seed and their number."""
-        found = self.certificate(delta=delta)
-        return {"certified": found.certified, "beta": found.beta, "seed": found.seed, "draws": found.draws}
+        certificate = self.certificate(delta=delta)
+        return {name: getattr(certificate, name) for name in ("certified", "beta", "seed", "draws")}
 
     def with_noise(self, noise_multiplier: float) -> "CertifiedSchedule":
         """Return the same schedule with another noise."""
@@ -161,14 +144,14 @@ class CertifiedSchedule(Scheme):
         Every attempt takes the block bound's noise for a larger epsilon and certifies it.
         """
         # Each attempt has its share of beta, so the best may be taken although it was chosen by its result.
-        found, allowed, careful = [], epsilon, replace(self, beta=self.beta / TURNS)
+        within, allowed, careful = [], epsilon, replace(self, beta=self.beta / TURNS)
         for _ in range(TURNS):
             plain = super().calibrate_over(at, epsilon=allowed, delta=delta, accountant=accountant)
             tried = careful.with_noise(plain.noise_multiplier)
             cost = tried.epsilon(delta=delta, accountant=accountant)
-            found += [tried] if cost <= epsilon else []
+            within += [tried] if cost <= epsilon else []
             allowed *= 0.999 * epsilon / cost
-        return min(found, key=lambda one: one.noise_multiplier)
+        return min(within, key=lambda scheme: scheme.noise_multiplier)
 
 
 # Attempts to certify less noise. More attempts would divide beta further.
@@ -185,8 +168,8 @@ def cached_certificate(
 
 def check_count(name: str, value: int) -> int:
     """Return the value as an int. Raises unless it is a whole number from 1 to MOST_COUNTED."""
-    if not (1 <= value <= MOST_COUNTED and int(value) == value):
-        invalid(name, value, f"a whole number from 1 to {MOST_COUNTED:.0e}")
+    if not (1 <= value <= ev.MOST_COUNTED and int(value) == value):
+        invalid(name, value, f"a whole number from 1 to {ev.MOST_COUNTED:.0e}")
     return int(value)
 
 
@@ -259,24 +242,28 @@ class SchemeFamily:
     calibrate_help: str = ""
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None
     """Rate and steps of the Poisson sampling that uses each subject as often on average."""
-    published: Callable[..., AsPublished] | None = None
-    """The noise that a paper uses for the same numbers, epsilon and delta, shown beside the calibrated noise."""
 
     @property
     def defaults(self) -> dict[str, Any]:
         """Return the default values of the function's keywords."""
         keywords = inspect.signature(self.make).parameters.values()
-        return {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
+        return {
+            parameter.name: parameter.default
+            for parameter in keywords
+            if parameter.default is not inspect.Parameter.empty
+        }
 
     @property
     def chosen_parameters(self) -> tuple[Parameter, ...]:
         """Return the parameters with choices and a default: the page offers them as menus."""
-        return tuple(one for one in self.parameters if one.choices and one.name in self.defaults)
+        return tuple(
+            parameter for parameter in self.parameters if parameter.choices and parameter.name in self.defaults
+        )
 
     @property
     def ranged_parameters(self) -> tuple[Parameter, ...]:
         """Return the parameters with a range: the page asks for them."""
-        return tuple(one for one in self.parameters if one.start is not None)
+        return tuple(parameter for parameter in self.parameters if parameter.start is not None)
 
     def is_required(self, parameter: Parameter, *, budget: bool = False) -> bool:
         """Return whether the number must be given; `budget` is true during calibration."""
@@ -287,11 +274,11 @@ class SchemeFamily:
         """Return the numbers with defaults filled in for those absent or None; the noise may stay absent."""
         said = {name: value for name, value in numbers.items() if value is not None}
         complete = {**self.defaults, **said}
-        for one in self.parameters:
-            if one.name not in complete and one.derive is not None:
-                complete[one.name] = one.derive(complete)
-            elif one.name not in complete and one.budget_share is not None and epsilon is not None:
-                complete[one.name] = one.budget_share * epsilon
+        for parameter in self.parameters:
+            if parameter.name not in complete and parameter.derive is not None:
+                complete[parameter.name] = parameter.derive(complete)
+            elif parameter.name not in complete and parameter.budget_share is not None and epsilon is not None:
+                complete[parameter.name] = parameter.budget_share * epsilon
         return complete
 
     def calibrated(
@@ -314,8 +301,8 @@ class SchemeFamily:
             own = complete.get(UNSPLIT_NOISE.name)
             if own is None or at(MOST_NOISE).epsilon(delta=delta, accountant=accountant) <= epsilon:
                 raise
-        law = f"the unsplit part alone costs more than epsilon={epsilon:g}, whatever the noise of the split part"
-        invalid("--unsplit-noise", own, law, "raise it, or the budget")
+        reason = f"the unsplit part alone costs more than epsilon={epsilon:g}, whatever the noise of the split part"
+        invalid("--unsplit-noise", own, reason, "raise it, or the budget")
 
     def state_claim(self, numbers: Numbers) -> dict[str, str]:
         """Return observer, adjacency and what noise is relative to, for numbers complete except for the noise."""
@@ -323,7 +310,11 @@ class SchemeFamily:
 
     def note_delta(self, numbers: Numbers, delta: float) -> str | None:
         """Return a note if delta is large for the number of units; else None."""
-        notes = [large_delta_note(delta, numbers[one.name], one.counts) for one in self.parameters if one.counts]
+        notes = [
+            large_delta_note(delta, numbers[parameter.name], parameter.counts)
+            for parameter in self.parameters
+            if parameter.counts
+        ]
         return next((note for note in notes if note), None)
 
 
@@ -351,7 +342,6 @@ def register_scheme(
     hint: str = "",
     calibrate_help: str = "",
     matched_poisson: Callable[[Numbers], tuple[float, int]] | None = None,
-    published: Callable[..., AsPublished] | None = None,
 ) -> Callable[[Make], Make]:
     """Return a decorator that registers a function of `noise` and other numbers as a scheme.
 
@@ -362,17 +352,7 @@ def register_scheme(
     def register(make: Make) -> Make:
         name = make.__name__.replace("_", "-")
         family = SchemeFamily(
-            name,
-            make,
-            parameters,
-            title,
-            help,
-            example,
-            claim,
-            hint or help,
-            calibrate_help or help,
-            matched_poisson,
-            published,
+            name, make, parameters, title, help, example, claim, hint or help, calibrate_help or help, matched_poisson
         )
         check_family(family)
         SCHEMES[name] = family
@@ -385,24 +365,24 @@ def check_family(family: SchemeFamily) -> None:
     """Raise for a scheme that the commands and the page could not offer as it is declared."""
     if family.name in SCHEMES or family.name in TAKEN_SCHEMES:
         invalid("scheme", family.name, "this name is taken", "give the function another name")
-    names = [one.name for one in family.parameters]
+    names = [parameter.name for parameter in family.parameters]
     if names != list(inspect.signature(family.make).parameters) or NOISE.name not in names:
-        law = "the parameters are the keywords of the function in their order, and noise is among them"
-        invalid("parameters", " ".join(names), law)
-    for one in family.parameters:
-        if one.name in TAKEN_PARAMETERS:
-            invalid("parameter", one.name, "commands and page ask this of every scheme", "give it another name")
-        if family.is_required(one) and (one.start is None or one.name not in family.example):
-            law = "a required number has low, high and start for the page, and a value in the example"
-            invalid("parameter", one.name, law)
-        if one.start is not None and not (0 < (one.low or 0) <= one.start <= (one.high or 0)):
-            invalid("parameter", one.name, "0 < low <= start <= high")
+        reason = "the parameters are the keywords of the function in their order, and noise is among them"
+        invalid("parameters", " ".join(names), reason)
+    for parameter in family.parameters:
+        if parameter.name in TAKEN_PARAMETERS:
+            invalid("parameter", parameter.name, "commands and page ask this of every scheme", "give it another name")
+        if family.is_required(parameter) and (parameter.start is None or parameter.name not in family.example):
+            reason = "a required number has low, high and start for the page, and a value in the example"
+            invalid("parameter", parameter.name, reason)
+        if parameter.start is not None and not (0 < (parameter.low or 0) <= parameter.start <= (parameter.high or 0)):
+            invalid("parameter", parameter.name, "0 < low <= start <= high")
     # Calibration searches over `noise` and compares schemes by `noise_multiplier`, so the two must be the same number.
     if family.make(**family.complete_numbers(family.example)).noise_multiplier != family.example[NOISE.name]:
         invalid("scheme", family.name, "its noise multiplier is `noise`")
     adjacency = family.state_claim(family.complete_numbers(family.example))["adjacency"]
-    if adjacency not in list(Adjacency):
-        invalid("claim.adjacency", adjacency, f"is one of {', '.join(Adjacency)}")
+    if adjacency not in list(ev.Adjacency):
+        invalid("claim.adjacency", adjacency, f"is one of {', '.join(ev.Adjacency)}")
 
 
 NOISE = Parameter("noise", "Noise multiplier z = sigma / sensitivity.", "Noise multiplier z", 0.2, 50, 1.0)
@@ -418,7 +398,7 @@ SAMPLES = Parameter("samples", "Examples of the client.", "Examples", 1, 5e4, 80
 BATCH_SIZE = Parameter("batch_size", "Batch size of the later rounds.", "Batch size", 8, 1e4, 32, whole=True)
 ROUNDS = Parameter("rounds", "Rounds; the first is a full batch.", "Rounds", 1, 1000, 200, whole=True)
 ADJACENCY = Parameter(
-    "adjacency", "Which change is hidden.", "Adjacency", choices=tuple(one.value for one in Adjacency)
+    "adjacency", "Which change is hidden.", "Adjacency", choices=tuple(one.value for one in ev.Adjacency)
 )
 CERTIFIED = Parameter("certified", "Sample the true law: less epsilon, in seconds, with a confidence.", flag=True)
 SEED = Parameter("seed", "Seed of the draws of a certificate (default: 0); only with --certified.", whole=True)
@@ -461,7 +441,7 @@ def claim_split(numbers: Numbers) -> Claim:
 def claim_fixed(numbers: Numbers) -> Claim:
     """Return the claim of a cohort of a fixed size."""
     # The observer is another client: one that was not drawn knows it, so the population is n - 1.
-    replaced = numbers["adjacency"] == Adjacency.REPLACE
+    replaced = numbers["adjacency"] == ev.Adjacency.REPLACE
     doubled = f"{CLIP_NORM}; in a run with adjacency replace, z is relative to two clip norms: half of this number"
     observer = "any one other client, who knows whether it was drawn, and anyone outside; not a server that draws them"
     return Claim(observer, numbers["adjacency"], doubled if replaced else CLIP_NORM)
@@ -493,7 +473,7 @@ DRAW_OF_CONVEX = "D, the most that one draw of the subject moves the end of a se
 )
 def poisson(*, noise: float, rate: float, steps: int) -> Scheme:
     """Return the scheme in which each step uses each subject with probability `rate`, independently."""
-    return Scheme("poisson", noise, ((Poisson(rate, Gaussian(noise)), check_count("steps", steps)),))
+    return Scheme("poisson", noise, ((ev.Poisson(rate, ev.Gaussian(noise)), check_count("steps", steps)),))
 
 
 @register_scheme(
@@ -517,7 +497,7 @@ def balanced(
     >>> round(balanced(noise=2.0, steps=1000, uses=100).epsilon(delta=1e-5), 2)
     8.06
     """
-    events = ((Allocation(check_count("steps", steps), uses, Gaussian(noise)), check_count("epochs", epochs)),)
+    events = ((ev.Allocation(check_count("steps", steps), uses, ev.Gaussian(noise)), check_count("epochs", epochs)),)
     if seed is not None and not certified:
         invalid("seed", seed, "nothing is drawn without a certificate", "give --certified too, or leave it out")
     return CertifiedSchedule("balanced", noise, events, seed or 0) if certified else Scheme("balanced", noise, events)
@@ -539,10 +519,10 @@ def split(*, noise: float, parts: int, rate: float, steps: int, unsplit_noise: f
     With `unsplit_noise` there is also a common part that every participant trains.
     """
     # One Poisson draw decides on both parts, so their product is sampled, not each part by itself.
-    inner: Event = Split(parts, Gaussian(noise))
+    inner: Event = ev.Split(parts, ev.Gaussian(noise))
     if unsplit_noise is not None:
-        inner = Product((Gaussian(unsplit_noise), inner))
-    return Scheme("split", noise, ((Poisson(rate, inner), check_count("steps", steps)),))
+        inner = ev.Product((ev.Gaussian(unsplit_noise), inner))
+    return Scheme("split", noise, ((ev.Poisson(rate, inner), check_count("steps", steps)),))
 
 
 @register_scheme(
@@ -572,7 +552,7 @@ def dropout(*, noise: float, rate: float, steps: int, unsplit_noise: float | Non
 )
 def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
     """Return random check-ins: each subject opts in with probability `chance` and takes part once, at a random step."""
-    event = Poisson(chance, Allocation(check_count("steps", steps), 1, Gaussian(noise)))
+    event = ev.Poisson(chance, ev.Allocation(check_count("steps", steps), 1, ev.Gaussian(noise)))
     return Scheme("check_ins", noise, ((event, 1),))
 
 
@@ -585,7 +565,7 @@ def check_ins(*, noise: float, steps: int, chance: float) -> Scheme:
 )
 def gaussian(*, noise: float, steps: int) -> Scheme:
     """Return the scheme in which every step uses every subject: local releases, full participation."""
-    return Scheme("gaussian", noise, ((Gaussian(noise), check_count("steps", steps)),))
+    return Scheme("gaussian", noise, ((ev.Gaussian(noise), check_count("steps", steps)),))
 
 
 @register_scheme(
@@ -607,8 +587,8 @@ def fixed(*, noise: float, cohort: int, clients: int, steps: int, adjacency: str
     """
     if not 1 <= check_count("cohort", cohort) <= check_count("clients", clients):
         invalid("cohort", cohort, f"a cohort has 1 to clients={clients} members")
-    replaced = Adjacency(adjacency) is Adjacency.REPLACE
-    kind, inner = (WithoutReplacement, Gaussian(noise / 2)) if replaced else (FixedCohort, Gaussian(noise))
+    replaced = ev.Adjacency(adjacency) is ev.Adjacency.REPLACE
+    kind, inner = (ev.WithoutReplacement, ev.Gaussian(noise / 2)) if replaced else (ev.FixedCohort, ev.Gaussian(noise))
     # A client that was not drawn knows that the cohort came from the others. As in a run, the population is clients -
     # 1, and a cohort of all of them hides nothing.
     hidden = cohort < clients - 1
@@ -639,10 +619,10 @@ def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: boo
         invalid("clients", clients, "the observer is one of them, and the subject another", "give at least 2")
     # The observing client knows its own noise, so it does not count.
     if everyone:
-        event: Event = Poisson(rate, Pooled(clients - 1, Gaussian(noise)))
+        event: Event = ev.Poisson(rate, ev.Pooled(clients - 1, ev.Gaussian(noise)))
     else:
         # Without the observer and the subject there are clients - 2 others whose noises may count.
-        event = PooledDraws(rate, clients - 2, Gaussian(noise))
+        event = ev.PooledDraws(rate, clients - 2, ev.Gaussian(noise))
     return Scheme("pooled", noise, ((event, check_count("steps", steps)),))
 
 
@@ -654,7 +634,6 @@ def pooled(*, noise: float, clients: int, rate: float, steps: int, everyone: boo
     parameters=(NOISE, SAMPLES, BATCH_SIZE, ROUNDS, SELECTIONS, CHOICE),
     example={"noise": 2, "samples": 8000, "batch_size": 32, "rounds": 200, "selection_epsilon": 0.1},
     claim=Claim("anyone; clients draw their batches in secret and add the noise themselves", "add_remove", CLIP_NORM),
-    published=clustered_noise,
 )
 def clustered(
     *, noise: float, samples: int, batch_size: int, rounds: int, selections: int, selection_epsilon: float
@@ -669,11 +648,11 @@ def clustered(
         min(check_count("batch_size", batch_size), check_count("samples", samples)),
         check_count("rounds", rounds),
     )
-    events: list[tuple[Event, int]] = [(Gaussian(noise), 1)]
+    events: list[tuple[Event, int]] = [(ev.Gaussian(noise), 1)]
     if rounds > 1:
-        events.append((Poisson(batch / samples, Gaussian(noise)), (rounds - 1) * -(-samples // batch)))
+        events.append((ev.Poisson(batch / samples, ev.Gaussian(noise)), (rounds - 1) * -(-samples // batch)))
     if selections:
-        events.append((Exponential(selection_epsilon), check_count("selections", selections)))
+        events.append((ev.Exponential(selection_epsilon), check_count("selections", selections)))
     return Scheme("clustered", noise, tuple(events))
 
 
@@ -686,13 +665,7 @@ def clustered(
     claim=claim_segment,
 )
 def segment(
-    *,
-    noise: float,
-    steps: int,
-    rate: float,
-    segments: int,
-    first_step: float = 1.0,
-    adjacency: str = "add_remove",
+    *, noise: float, steps: int, rate: float, segments: int, first_step: float = 1.0, adjacency: str = "add_remove"
 ) -> Scheme:
     """Return `segments` segments of `steps` hidden steps; `noise` is std / (2 eta m G), `first_step` is d1 / 2G.
 
@@ -702,8 +675,8 @@ def segment(
     >>> round(poisson(noise=1.0, rate=1 - 0.95**5, steps=50).epsilon(delta=1e-5), 2)
     11.45
     """
-    kind = ReplacedSegment if Adjacency(adjacency) is Adjacency.REPLACE else Segment
-    event = kind(check_count("steps", steps), rate, first_step, Gaussian(noise))
+    kind = ev.ReplacedSegment if ev.Adjacency(adjacency) is ev.Adjacency.REPLACE else ev.Segment
+    event = kind(check_count("steps", steps), rate, first_step, ev.Gaussian(noise))
     return Scheme("segment", noise, ((event, check_count("segments", segments)),))
 
 
@@ -723,7 +696,7 @@ def convex(*, noise: float, steps: int, rate: float, segments: int) -> Scheme:
     4.99
     """
     draws = check_count("steps", steps)
-    event = ConvexSegment(draws, rate, Gaussian(noise))
+    event = ev.ConvexSegment(draws, rate, ev.Gaussian(noise))
     return Scheme("convex", noise, ((event, check_count("segments", segments)),))
 
 
@@ -742,4 +715,4 @@ def convex_once(*, noise: float, chance: float, segments: int) -> Scheme:
     2.447
     """
     # One draw per segment costs less than a binomial number of draws: the draw decides once whether the end moves by D.
-    return Scheme("convex_once", noise, ((Poisson(chance, Gaussian(noise)), check_count("segments", segments)),))
+    return Scheme("convex_once", noise, ((ev.Poisson(chance, ev.Gaussian(noise)), check_count("segments", segments)),))

@@ -82,12 +82,12 @@ def check_steps(steps: int) -> None:
 def check_monotone(coefficients: Sequence[float]) -> None:
     """Raise for coefficients that are negative or rise: the bound on the sensitivity would not hold."""
     before = math.inf
-    for place, value in enumerate(coefficients):
+    for index, value in enumerate(coefficients):
         if not (math.isfinite(value) and value >= 0):
-            refuse(f"coefficients[{place}]", value, "coefficients are not negative", "give numbers from 0 to 1")
+            refuse(f"coefficients[{index}]", value, "coefficients are not negative", "give numbers from 0 to 1")
         if value > before:
             refuse(
-                f"coefficients[{place}]",
+                f"coefficients[{index}]",
                 value,
                 "coefficients that rise make the sensitivity larger than it is counted",
                 "give coefficients that never rise",
@@ -177,21 +177,21 @@ def read_workload(workload: Sequence[float] | None, steps: int) -> Array:
 
 def square_root(bands: int) -> tuple[float, ...]:
     """Return the first coefficients of 1 / sqrt(1 - x): c_i = c_(i-1) (2i - 1) / (2i)."""
-    found = [1.0]
+    result = [1.0]
     for i in range(1, bands):
-        found.append(found[-1] * (2 * i - 1) / (2 * i))
-    return tuple(found)
+        result.append(result[-1] * (2 * i - 1) / (2 * i))
+    return tuple(result)
 
 
 def expand_buffers(weights: Sequence[float], decays: Sequence[float], steps: int) -> tuple[float, ...]:
     """Return all coefficients of a buffered strategy: c_0 = 1, c_i = sum_j w_j th_j^(i-1)."""
     if len(weights) != len(decays) or not weights:
         invalid("weights", len(weights), f"each buffer has a weight and a decay, and there are {len(decays)} decays")
-    terms, found = list(weights), [1.0]
+    terms, result = list(weights), [1.0]
     for _ in range(1, steps):
-        found.append(math.fsum(terms))
+        result.append(math.fsum(terms))
         terms = [term * decay for term, decay in zip(terms, decays, strict=True)]
-    return tuple(found)
+    return tuple(result)
 
 
 def make_buffers(weights: Sequence[float], decays: Sequence[float], *, steps: int) -> Strategy:
@@ -410,8 +410,8 @@ def find_bands(bands: int, steps: int, separation: int, uses: int, column: Array
 
     # Ratios of successive coefficients are sigmoids, so every candidate is monotone; the start is the square root.
     start = np.log(2 * np.arange(1, bands) - 1.0)
-    found = np.cumprod(free_fractions(minimize_smoothly(cost, start)[1]))
-    return tuple(float(c) for c in np.round(np.append(1.0, found), DECIMALS))
+    result = np.cumprod(free_fractions(minimize_smoothly(cost, start)[1]))
+    return tuple(float(c) for c in np.round(np.append(1.0, result), DECIMALS))
 
 
 def free_fractions(free: Array) -> Array:
@@ -495,5 +495,5 @@ def minimize_smoothly(cost: Callable[[Array], float | tuple[float, Array]], star
     # Slow to load, and most schemes have closed forms.
     from scipy.optimize import minimize
 
-    found = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
-    return float(found.fun), np.asarray(found.x)
+    result = minimize(cost, start, jac=True if given else "3-point", method="L-BFGS-B", options=options)
+    return float(result.fun), np.asarray(result.x)

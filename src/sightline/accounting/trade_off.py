@@ -1,5 +1,6 @@
 """The trade-off curve of a composition: the error rates of the best test between two neighbouring data sets."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from sightline.accounting.accountant import delta
-from sightline.accounting.canonical import canonical_form
+from sightline.accounting.compositions import canonical_form
 from sightline.accounting.filters import bound_delta_curve
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.pld import only_gaussian
@@ -45,6 +46,16 @@ class TradeOff:
     def least_alarms(self, hits: float) -> float:
         """Return the least rate at which "yes" is wrong if it is right at rate `hits`."""
         return max(0.0, float(((hits - self.offset) / self.slope).max()))
+
+
+def power_at_most(epsilon: float, delta: float, false_alarms: float = 0.05) -> float:
+    """Return the best power of a test between neighbouring data sets: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
+
+    Reference: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", Theorem 2.1.
+    """
+    # exp overflows above 709.
+    grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
 
 
 def claimed_curve(events: Mapping[Event, int]) -> TradeOff | None:

@@ -5,13 +5,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.algorithms import dp_ogl, fedavg, fedavgm, feddyn, fedprox, fedyogi, local, mrmtl, pfedme, scaffold
+from sightline.algorithms import dp_ogl, dsgd, fedavg, fedavgm, feddyn, fedopt, fedprox, local, mrmtl, pfedme, scaffold
 from sightline.algorithms.clustered import ifca, rdpcfl
-from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
+from sightline.algorithms.contract import DERIVED, Algorithm, AlgorithmFacts, Round, RoundControl, State, with_facts
 from sightline.algorithms.hierarchy import h2fdp
 from sightline.algorithms.hierarchy.control import wrap_control
 from sightline.algorithms.hierarchy.control_search import Control
-from sightline.algorithms.wrappers import Upcycle, read_decay, wrap_average, wrap_upcycle
+from sightline.algorithms.wrappers import Upcycle, read_decay, wrap_average, wrap_released, wrap_upcycle
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import StateUpdate
@@ -26,11 +26,14 @@ REGISTRY: dict[str, Algorithm] = {
         scaffold.ALGORITHM,
         feddyn.ALGORITHM,
         pfedme.ALGORITHM,
-        fedyogi.ALGORITHM,
+        fedopt.ADAGRAD,
+        fedopt.ADAM,
+        fedopt.YOGI,
         local.ALGORITHM,
         mrmtl.ALGORITHM,
         dp_ogl.ALGORITHM,
         dp_ogl.PLUS,
+        dsgd.ALGORITHM,
         h2fdp.ALGORITHM,
         ifca.ALGORITHM,
         ifca.ORACLE,
@@ -53,9 +56,9 @@ def build_algorithm(experiment: Experiment) -> tuple[Algorithm, Any]:
     algorithm, given = find_algorithm(experiment.algorithm.name), experiment.algorithm.settings
     rule, control, decay = (given.pop(key, None) for key in ("upcycle", "control", "average"))
     settings = settings_of(algorithm, given)
-    algorithm.check(experiment)
-    settings = algorithm.complete(settings, experiment)
-    # The order matters: control sets the pace of the upcycled round, and averaging must see the final model of the
+    algorithm.facts.check(experiment)
+    settings = algorithm.facts.complete(settings, experiment)
+    # The order matters: control sets the schedule of the upcycled round, and averaging must see the final model of the
     # round.
     if rule is not None:
         algorithm = wrap_upcycle(algorithm, Upcycle.read(rule))
@@ -100,9 +103,13 @@ __all__ = [
     "REGISTRY",
     "RULES",
     "Algorithm",
+    "AlgorithmFacts",
     "Round",
+    "RoundControl",
     "State",
     "build_algorithm",
     "find_algorithm",
     "settings_of",
+    "with_facts",
+    "wrap_released",
 ]

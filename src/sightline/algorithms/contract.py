@@ -1,7 +1,8 @@
 """The contract of an algorithm, and `Round`, the one object through which it reaches clients and the ledger."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from inspect import Signature, signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,33 +72,28 @@ class ChannelMean:
     """Standard deviation of the privacy noise in each coordinate."""
 
 
-class Round(Protocol):
-    """One round. Values that depend on private data leave it only through the release methods."""
+class RoundControl(Protocol):
+    """What an algorithm that steers its rounds reads and sets: schedule, participation, costs and noise; all public."""
 
-    time: int
-    clients: range
     planned: LocalSchedule
     """Local steps and step size of the experiment file."""
-    pace: LocalSchedule
+    schedule: LocalSchedule
     """Local steps and step size of this round."""
     most_steps: int | None
     """The most local steps that any round may ask for; claims must hold for it."""
     clip_norm: float | None
     """The experiment's clip norm; None without privacy."""
+    period: int
+    """Rounds from one exchange between channels to the next."""
+    gathering_channels: tuple[Channel, ...]
+    """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
+    channel_means: Sequence[Sequence[ChannelMean]]
+    """The means released in this round so far: one list per gathering, in the order of its channels."""
 
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """The channels that gather updates: a star's server, a tree's edges, the groups' masters."""
+    released: dict[str, Public]
+    """Channel -> the numbers that its last mean was released with, see `MechanismFacts.numbers`; empty without any."""
 
-    @property
-    def period(self) -> int:
-        """Rounds from one exchange between channels to the next."""
-
-    @property
-    def gathers(self) -> tuple[Channel, ...]:
-        """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
-
-    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
+    def set_schedule(self, wanted: LocalSchedule, *, most_steps: int) -> None:
         """Set other local steps, step sizes or participation for this round, chosen from public values only.
 
         Call it before anything is sampled or trained. Raise `Refused` for participation above the experiment's sampler
@@ -105,11 +101,7 @@ class Round(Protocol):
         claim `Gaussian(z)`, see `LocalSchedule.rates`.
         """
 
-    @property
-    def heard(self) -> Sequence[Sequence[ChannelMean]]:
-        """The means released in this round so far: one list per gathering, in the order of its channels."""
-
-    def most_often(self, channel: Channel) -> float:
+    def largest_rate(self, channel: Channel) -> float:
         """Return the largest probability with which a member of the channel may take part."""
 
     def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
@@ -118,11 +110,26 @@ class Round(Protocol):
     def noise_multiplier(self, channel: Channel) -> float:
         """Return the noise multiplier of the channel's releases."""
 
+    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
+        """Return the public share of each channel in a mean over all of them."""
+
     def note_metrics(self, **numbers: float) -> None:
         """Add public numbers to the round's metrics."""
 
-    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
-        """Return the public share of each channel in a mean over all of them."""
+
+class Round(Protocol):
+    """One round. Values that depend on private data leave it only through the release methods."""
+
+    time: int
+    clients: range
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels that gather updates: a star's server, a tree's edges, the groups' masters."""
+
+    @property
+    def control(self) -> RoundControl:
+        """The schedule of the round, for algorithms that choose it, and how channels exchange."""
 
     @property
     def rehearsal(self) -> bool:
@@ -216,37 +223,9 @@ class ModelsFunction(Protocol):
         """Return one model for all, or one per client."""
 
 
-def as_given(settings: Any, experiment: Experiment) -> Any:
-    """Return the settings unchanged: nothing else of the experiment is needed."""
-    return settings
-
-
-def no_clusters(state: State) -> None:
-    """Return None: the algorithm has no clusters."""
-
-
-def suits_everything(experiment: Experiment) -> None:
-    """Accept every unit and mechanism."""
-
-
-def one_a_round(experiment: Experiment) -> Cohorts:
-    """Return one cohort per channel and round."""
-    return Cohorts(experiment.rounds)
-
-
-def one_gathering(settings: Any, steps: int) -> int:
-    """Return 1: a round gathers once."""
-    return 1
-
-
-def plain_sums(settings: Any, rounds: int) -> Sequence[float] | None:
-    """Return None: models are sums over rounds."""
-    return None
-
-
-def never_ends(state: State) -> bool:
-    """Return False: the number of rounds decides when a run ends."""
-    return False
+def global_model(state: State, clients: range) -> Public:
+    """Return the one model of an algorithm whose state holds it under `model`."""
+    return state["model"]
 
 
 def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
@@ -272,38 +251,33 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """An algorithm: its settings and three pure functions."""
+class AlgorithmFacts:
+    """What the engine and the report must know about an algorithm; the defaults suit FedAvg."""
 
-    name: str
-    settings: type
-    init: InitFunction
-    round: RoundFunction
-    models: ModelsFunction
     personal: bool = False
     """Whether every client ends with its own model."""
     says: str = ""
     """A sentence for the report, if the guarantee needs one."""
-    check: Callable[[Experiment], None] = suits_everything
+    check: Callable[[Experiment], None] = lambda experiment: None
     """Raises for experiments with which the algorithm has no guarantee."""
     topologies: tuple[str, ...] = ("star", "tree")
     """The kinds of topology on which it runs."""
-    cohorts: Callable[[Experiment], Cohorts] = one_a_round
-    """How many cohorts of each channel it draws."""
-    complete: Callable[[Any, Experiment], Any] = as_given
+    cohorts: Callable[[Experiment], Cohorts] = lambda experiment: Cohorts(experiment.rounds)
+    """How many cohorts of each channel it draws; by default one a round."""
+    complete: Callable[[Any, Experiment], Any] = lambda settings, experiment: settings
     """Fills in settings that follow from the rest of the experiment."""
-    found: Callable[[State], ClusterState | None] = no_clusters
+    clusters: Callable[[State], ClusterState | None] = lambda state: None
     """The clusters in a state, for views, evaluation and report."""
-    aggregations: Callable[[Any, int], int] = one_gathering
+    aggregations: Callable[[Any, int], int] = lambda settings, steps: 1
     """(settings, local steps of a planned round) -> how often a round gathers from its channels."""
-    workload: Callable[[Any, int], Sequence[float] | None] = plain_sums
+    workload: Callable[[Any, int], Sequence[float] | None] = lambda settings, rounds: None
     """(settings, rounds) -> the weight of a round's mean in the model after 1, 2, ... rounds; None: always 1.
 
     Strategies of correlated noise are optimised for it.
     """
     # Released values may decide an early end, and the epsilon of the rounds actually run would then be an odometer, not
     # a guarantee. So the rounds that are left are charged all the same: the planned list is fixed in advance.
-    finished: Callable[[State], bool] = never_ends
+    finished: Callable[[State], bool] = lambda state: False
     """Whether there is nothing left to do before the planned rounds are over."""
     ending: str = ""
     """Why a `finished` run has fewer rounds than planned, for the report."""
@@ -311,3 +285,30 @@ class Algorithm:
     """Whether clients train by state of earlier rounds, which reveals whether they took part."""
     kept: str = ""
     """The client state that is each client's own model, by which clients are evaluated; private, never published."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm: its settings, three pure functions, and facts about it."""
+
+    name: str
+    settings: type
+    init: InitFunction
+    round: RoundFunction
+    models: ModelsFunction
+    facts: AlgorithmFacts = AlgorithmFacts()
+
+    def __new__(cls, *_: Any, **given: Any) -> "Algorithm":
+        """Raise TypeError for fields of the facts, which were fields of the algorithm before version 0.2."""
+        for name in given.keys() & AlgorithmFacts.__dataclass_fields__.keys():
+            raise TypeError(f"Algorithm({name}=...) has moved: pass facts=AlgorithmFacts({name}=...)")
+        return super().__new__(cls)
+
+
+# Without this, help() and editors show the signature of `__new__`.
+Algorithm.__signature__ = Signature(list(signature(Algorithm.__init__).parameters.values())[1:])  # type: ignore[attr-defined]
+
+
+def with_facts(algorithm: Algorithm, **changes: Any) -> Algorithm:
+    """Return the algorithm with some of its facts changed."""
+    return replace(algorithm, facts=replace(algorithm.facts, **changes))

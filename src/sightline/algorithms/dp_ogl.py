@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State
+from sightline.algorithms.fedopt import SECOND_MOMENTS, FedAdam
 from sightline.config import Experiment
 from sightline.errors import invalid, refuse
 from sightline.mechanisms import Cohorts, Public, combine_public
@@ -14,11 +15,35 @@ from sightline.topology import Channel
 
 START = "start"
 MEMBERS = " members"
+FIRST, SECOND = " first moment", " second moment"
+OPTIMIZERS = ("sgd", *SECOND_MOMENTS)
 
 
 @dataclass(frozen=True)
 class DPOGL:
-    """DP-OGL has no settings: structure, groups and period belong to the topology."""
+    """The optimiser of every group's master (Section V-C); structure, groups and period belong to the topology."""
+
+    server_optimizer: str = "sgd"
+    """"sgd", "adagrad", "adam" or "yogi"."""
+    server_learning_rate: float | None = None
+    """1 for "sgd", 0.1 for the others."""
+    server_momentum: float = 0.0
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.server_optimizer not in OPTIMIZERS:
+            invalid("algorithm.server_optimizer", self.server_optimizer, "is unknown", f"use {', '.join(OPTIMIZERS)}")
+        if self.server_learning_rate is not None and not self.server_learning_rate > 0:
+            invalid("algorithm.server_learning_rate", self.server_learning_rate, "is a positive number")
+        if not 0 <= self.server_momentum < 1:
+            invalid("algorithm.server_momentum", self.server_momentum, "lies in [0, 1)")
+        FedAdam(beta2=self.beta2, tau=self.tau)  # validates both
+
+    @property
+    def plain(self) -> bool:
+        """Whether a master adds the mean to its model as it is, line 24 as printed."""
+        return (self.server_optimizer, self.server_momentum, self.server_learning_rate or 1.0) == ("sgd", 0.0, 1.0)
 
 
 def init_state(start: Public, clients: range, settings: DPOGL) -> State:
@@ -28,7 +53,7 @@ def init_state(start: Public, clients: range, settings: DPOGL) -> State:
 
 def run_round(state: State, r: Round, settings: DPOGL) -> State:
     """Lines 4-25: run one epoch of every group, each with its own cohort and noise."""
-    merging = (r.time - 1) % r.period == 0  # line 9
+    merging = (r.time - 1) % r.control.period == 0  # line 9
     if merging:
         show_to_newcomers(state, r)
     many = []
@@ -38,16 +63,32 @@ def run_round(state: State, r: Round, settings: DPOGL) -> State:
         many.append((r.train(cohort, starts), channel))  # lines 18-20, 29-36
     # All groups are claimed in one transaction. With one call per group a budget could stop the run between two of
     # them: the first release would be charged and its value lost.
-    return move_models(state, r.channels, r.release_means(many))  # lines 21-25
+    return move_models(state, r.channels, r.release_means(many), settings)  # lines 21-25
 
 
-def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public]) -> State:
-    """Line 24: add the steps to the groups' models, and store who is in which group now."""
+def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public], settings: DPOGL) -> State:
+    """Line 24: move the groups' models by their steps, and store who is in which group now."""
     found = dict(state)
     for channel, step in zip(channels, steps, strict=True):
-        found[channel.name] = model_of(state, channel.name) + step
+        move = step if settings.plain else optimise_step(found, channel.name, step, settings)
+        found[channel.name] = model_of(state, channel.name) + move
     members = {name + MEMBERS: value for name, value in members_of(channels).items()}
     return {name: value for name, value in found.items() if not name.endswith(MEMBERS)} | members
+
+
+def optimise_step(state: dict[str, Public], group: str, step: Public, settings: DPOGL) -> Public:
+    """Return how far a group's model moves by the master's optimiser, and update the moments in `state`."""
+    # Each master uses its own group's released means only: post-processing, so every bound stays as it is.
+    zero, beta = 0.0 * step, settings.server_momentum
+    if settings.server_optimizer == "sgd":
+        state[group + FIRST] = first = beta * state.get(group + FIRST, zero) + step
+        return (settings.server_learning_rate or 1.0) * first
+    before = state.get(group + SECOND) or combine_public(lambda z: z + settings.tau**2, zero)
+    moment, numbers = SECOND_MOMENTS[settings.server_optimizer], FedAdam(beta2=settings.beta2)
+    state[group + FIRST] = first = beta * state.get(group + FIRST, zero) + (1 - beta) * step
+    state[group + SECOND] = second = combine_public(lambda v, d: moment(v, d, numbers), before, step)
+    scaled = combine_public(lambda m, v: m / (v.sqrt() + settings.tau), first, second)
+    return (settings.server_learning_rate or 0.1) * scaled
 
 
 def members_of(channels: tuple[Channel, ...]) -> dict[str, Public]:
@@ -122,27 +163,27 @@ SAYS = (
     "started afresh for every group and epoch, so nothing crosses between groups but released models."
 )
 
-ALGORITHM = Algorithm("dp_ogl", DPOGL, init_state, run_round, current_models, says=SAYS, topologies=("groups",))
+FACTS = AlgorithmFacts(
+    says=SAYS,
+    topologies=("groups",),
+)
+ALGORITHM = Algorithm("dp_ogl", DPOGL, init_state, run_round, current_models, FACTS)
 
 
-@dataclass(frozen=True)
-class DPOGLPlus:
-    """DP-OGL+ has no settings: structure, groups and period belong to the topology."""
-
-
-def run_plus_round(state: State, r: Round, settings: DPOGLPlus) -> State:
+def run_plus_round(state: State, r: Round, settings: DPOGL) -> State:
     """Run one epoch: the first of an interval records the starts, the last one trains and releases."""
-    if (r.time - 1) % r.period == 0:
+    period = r.control.period
+    if (r.time - 1) % period == 0:
         show_to_newcomers(state, r)
         show_starts(state, r)
-    if r.time % r.period:
+    if r.time % period:
         return state
     many = []
     for channel in r.channels:
         starts = merge_models(state, r.channels, channel)
-        wide = for_interval(channel, r.period)
-        many.append((r.train(r.sample(channel), starts, repeat=r.period), wide))
-    return move_models(state, r.channels, r.release_means(many))
+        wide = for_interval(channel, period)
+        many.append((r.train(r.sample(channel), starts, repeat=period), wide))
+    return move_models(state, r.channels, r.release_means(many), settings)
 
 
 def for_interval(channel: Channel, period: int) -> Channel:
@@ -183,16 +224,10 @@ def count_cohorts(experiment: Experiment) -> Cohorts:
     return Cohorts(experiment.rounds // period, period)
 
 
-SAYS_PLUS = SAYS + " Each sampled worker trains alone through an interval; nothing is released inside it."
-
-PLUS = Algorithm(
-    "dp_ogl_plus",
-    DPOGLPlus,
-    init_state,
-    run_plus_round,
-    current_models,
-    says=SAYS_PLUS,
+PLUS_FACTS = AlgorithmFacts(
+    says=SAYS + " Each sampled worker trains alone through an interval; nothing is released inside it.",
     check=check_experiment,
     topologies=("groups",),
     cohorts=count_cohorts,
 )
+PLUS = Algorithm("dp_ogl_plus", DPOGL, init_state, run_plus_round, current_models, PLUS_FACTS)

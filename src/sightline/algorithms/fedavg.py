@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, Round, State, global_model
 from sightline.mechanisms import Public
 
 
@@ -26,9 +26,4 @@ def run_round(state: State, r: Round, settings: FedAvg) -> State:
     return {"model": state["model"] + settings.server_learning_rate * step}
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model."""
-    return state["model"]
-
-
-ALGORITHM = Algorithm("fedavg", FedAvg, init_state, run_round, current_models)
+ALGORITHM = Algorithm("fedavg", FedAvg, init_state, run_round, global_model)

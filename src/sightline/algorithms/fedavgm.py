@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State, global_model
 from sightline.errors import invalid
 from sightline.mechanisms import Public
 
@@ -33,14 +33,9 @@ def run_round(state: State, r: Round, settings: FedAvgM) -> State:
     return {"model": state["model"] + settings.server_learning_rate * velocity, "velocity": velocity}
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model."""
-    return state["model"]
-
-
 def momentum_sums(settings: FedAvgM, rounds: int) -> list[float]:
     """Return 1 + beta + ... + beta^i: the weight of a mean in the model i rounds later, over the learning rate."""
     return list(accumulate(settings.server_momentum**i for i in range(rounds)))
 
 
-ALGORITHM = Algorithm("fedavgm", FedAvgM, init_state, run_round, current_models, workload=momentum_sums)
+ALGORITHM = Algorithm("fedavgm", FedAvgM, init_state, run_round, global_model, AlgorithmFacts(workload=momentum_sums))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, Round, State, keeps_state
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State, global_model, keeps_state
 from sightline.errors import invalid
 from sightline.mechanisms import LocalResult, Public, StateRule
 
@@ -59,20 +59,9 @@ class GradientMemory:
         return StateRule("gradient", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model."""
-    return state["model"]
-
-
-SAYS = "Clients keep their gradient memories to themselves; the server's drift is computed from released means."
-
-ALGORITHM = Algorithm(
-    "feddyn",
-    FedDyn,
-    init_state,
-    run_round,
-    current_models,
-    says=SAYS,
+FACTS = AlgorithmFacts(
+    says="Clients keep their gradient memories to themselves; the server's drift is computed from released means.",
     check=keeps_state("feddyn"),
     remembers=True,
 )
+ALGORITHM = Algorithm("feddyn", FedDyn, init_state, run_round, global_model, FACTS)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State
 from sightline.mechanisms import Public
 from sightline.topology import client_name
 
@@ -30,8 +30,9 @@ def current_models(state: State, clients: range) -> dict[int, Public]:
     return {client: state[client_name(client)] for client in clients}
 
 
-SAYS = "Clients train alone; epsilon is for publishing every client's own model after each round."
-
-ALGORITHM = Algorithm(
-    "local", Local, init_state, run_round, current_models, personal=True, says=SAYS, topologies=("star",)
+FACTS = AlgorithmFacts(
+    personal=True,
+    says="Clients train alone; epsilon is for publishing every client's own model after each round.",
+    topologies=("star",),
 )
+ALGORITHM = Algorithm("local", Local, init_state, run_round, current_models, FACTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sightline.algorithms import local
 from sightline.algorithms.clustered.cluster_training import with_sources_of
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State
 from sightline.algorithms.dp_ogl import mean_model
 from sightline.errors import invalid
 from sightline.mechanisms import Public
@@ -39,6 +39,9 @@ def run_round(state: State, r: Round, settings: MRMTL) -> State:
     return dict(state) | {client_name(client): own[client] + step for client, step in steps.items()}
 
 
-SAYS = "Every client releases its own model after each round; the mean that holds them together is computed from those."
-
-ALGORITHM = Algorithm("mrmtl", MRMTL, init_state, run_round, local.current_models, personal=True, says=SAYS)
+FACTS = AlgorithmFacts(
+    personal=True,
+    says="Every client releases its own model after each round; the mean that holds them together is computed from "
+    "those.",
+)
+ALGORITHM = Algorithm("mrmtl", MRMTL, init_state, run_round, local.current_models, FACTS)

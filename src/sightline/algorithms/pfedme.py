@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State, global_model
 from sightline.config import Experiment
 from sightline.data import Shard
 from sightline.errors import invalid, refuse
@@ -82,11 +82,6 @@ def run_round(state: State, r: Round, settings: PFedMe) -> State:
     return {"model": state["model"] + settings.mixing * r.release_mean(updates)}  # line 10
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model, the only one that is published."""
-    return state["model"]
-
-
 def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
@@ -97,8 +92,9 @@ def check_experiment(experiment: Experiment) -> None:
         refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
 
 
-SAYS = "Clients are judged by personal models that they keep to themselves; the global model is what epsilon is for."
-
-ALGORITHM = Algorithm(
-    "pfedme", PFedMe, init_state, run_round, current_models, says=SAYS, check=check_experiment, kept="personal"
+FACTS = AlgorithmFacts(
+    says="Clients are judged by personal models that they keep to themselves; the global model is what epsilon is for.",
+    check=check_experiment,
+    kept="personal",
 )
+ALGORITHM = Algorithm("pfedme", PFedMe, init_state, run_round, global_model, FACTS)

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sightline.algorithms.contract import PRIVATE_SIZES, Algorithm, Round, State, keeps_state
+from sightline.algorithms.contract import (
+    PRIVATE_SIZES,
+    Algorithm,
+    AlgorithmFacts,
+    Round,
+    State,
+    global_model,
+    keeps_state,
+)
 from sightline.config import Experiment
 from sightline.errors import refuse
 from sightline.mechanisms import LocalResult, Public, StateRule
@@ -68,14 +76,6 @@ class ControlVariate:
         return StateRule("control", update=self.update, linear=self.linear, sources=sources, rule=self)
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model."""
-    return state["model"]
-
-
-SAYS = "Clients keep control variates to themselves; the server's is computed from released means."
-
-
 def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for steps without a mean gradient, and for step counts that follow from private sizes."""
     keeps_state("scaffold")(experiment)
@@ -91,6 +91,9 @@ def check_experiment(experiment: Experiment) -> None:
         refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or give local.steps')
 
 
-ALGORITHM = Algorithm(
-    "scaffold", Scaffold, init_state, run_round, current_models, says=SAYS, check=check_experiment, remembers=True
+FACTS = AlgorithmFacts(
+    says="Clients keep control variates to themselves; the server's is computed from released means.",
+    check=check_experiment,
+    remembers=True,
 )
+ALGORITHM = Algorithm("scaffold", Scaffold, init_state, run_round, global_model, FACTS)

@@ -1,11 +1,11 @@
-"""Wrappers around any algorithm: averaged models, and Upcycled-FL's free step (Yin et al. 2024, Algorithm 1)."""
+"""Wrappers around any algorithm: averaged models, released numbers, Upcycled-FL's free step (Yin et al. 2024)."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, Round, State, with_facts
 from sightline.errors import did_you_mean, invalid
 from sightline.mechanisms import Public
 
@@ -47,7 +47,32 @@ def wrap_average(base: Algorithm, decay: float) -> Algorithm:
     def models(state: State, clients: range) -> Public:
         return state[AVERAGE]
 
-    return replace(base, init=init, round=round_, models=models, says=" ".join(filter(None, (base.says, SAYS_AVERAGE))))
+    told = " ".join(filter(None, (base.facts.says, SAYS_AVERAGE)))
+    return with_facts(replace(base, init=init, round=round_, models=models), says=told)
+
+
+RELEASED = "released/"
+
+
+def wrap_released(base: Algorithm) -> Algorithm:
+    """Return the algorithm with the mechanism's released numbers in its state, so that a checkpoint keeps them.
+
+    Guarantees: the numbers are public, and what they enter names their releases. Training does not change.
+    """
+
+    def own(state: State) -> State:
+        return {name: value for name, value in state.items() if not name.startswith(RELEASED)}
+
+    def round_(state: State, r: Round, settings: Any) -> State:
+        r.control.released = {n.removeprefix(RELEASED): v for n, v in state.items() if n.startswith(RELEASED)}
+        after = base.round(own(state), r, settings)
+        return dict(after) | {f"{RELEASED}{channel}": value for channel, value in r.control.released.items()}
+
+    facts = base.facts
+    wrapped = replace(base, round=round_, models=lambda state, clients: base.models(own(state), clients))
+    return with_facts(
+        wrapped, clusters=lambda state: facts.clusters(own(state)), finished=lambda state: facts.finished(own(state))
+    )
 
 
 KEYS = ("mu", "lambda", "growth")
@@ -59,46 +84,57 @@ SAYS_UPCYCLE = (
 
 @dataclass(frozen=True)
 class Upcycle:
-    """u_m of the m-th free step: constant, or mu / (mu + lambda m^growth).
+    """u_m of the m-th free step: given, or mu / (mu + lambda_m); lambda_m is a list, or lambda m^growth.
 
-    `growth = 0.5` gives the u_m = O(1 / sqrt(m)) under which Corollary 5.8 converges.
+    `growth = 0.5` gives the u_m = O(1 / sqrt(m)) under which Corollary 5.8 converges. The last value of a list holds
+    for all later steps.
 
     >>> Upcycle.read(0.5).u(3), Upcycle.read({"mu": 1, "lambda": 1, "growth": 0.5}).u(4)
     (0.5, 0.3333333333333333)
+    >>> Upcycle.read([0.5, 0.25]).u(9), Upcycle.read({"mu": 1, "lambda": [1, 3]}).u(2)
+    (0.25, 0.25)
     """
 
-    constant: float | None = None
+    given: tuple[float, ...] = ()
     mu: float = 0.0
-    weight: float = 0.0
+    weights: tuple[float, ...] = ()
     growth: float = 0.0
 
     @classmethod
     def read(cls, given: Any) -> "Upcycle":
-        """Read a number, or a table of mu, lambda and optionally growth, from the experiment file."""
+        """Read numbers u_m, or a table of mu, lambda and optionally growth, from the experiment file."""
         if not isinstance(given, Mapping):
-            return cls(constant=_finite_number("algorithm.upcycle", given))
+            return cls(given=_finite_numbers("algorithm.upcycle", given))
         for key, value in given.items():
             if key not in KEYS:
                 invalid(f"algorithm.upcycle.{key}", value, "no such key", did_you_mean(str(key), list(KEYS)))
-            _finite_number(f"algorithm.upcycle.{key}", value)
+        mu, growth = (_finite_number(f"algorithm.upcycle.{key}", given.get(key, 0.0)) for key in ("mu", "growth"))
         for key in ("mu", "lambda"):
             if key not in given:
                 invalid(f"algorithm.upcycle.{key}", "missing", "u = mu / (mu + lambda)", "or give upcycle = 0.5")
-        if not given["mu"] > 0:
+        if not mu > 0:
             invalid("algorithm.upcycle.mu", given["mu"], "is positive", "or give upcycle = 0 for none")
-        return cls(None, float(given["mu"]), float(given["lambda"]), float(given.get("growth", 0.0)))
+        weights = _finite_numbers("algorithm.upcycle.lambda", given["lambda"])
+        if growth and len(weights) > 1:
+            invalid("algorithm.upcycle.growth", growth, "lambda is a list already", "leave out growth")
+        return cls((), mu, weights, growth)
 
     def u(self, time: int) -> float:
         """Return the length of the free step after round `time`, in units of the round's own move."""
-        if self.constant is not None:
-            return self.constant
-        return self.mu / (self.mu + self.weight * math.pow(time, self.growth))
+        numbers = self.given or self.weights
+        number = numbers[min(time, len(numbers)) - 1]
+        return number if self.given else self.mu / (self.mu + number * math.pow(time, self.growth))
 
 
 def _finite_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         invalid(name, value, "is a number >= 0", "e.g. upcycle = 0.5, or {mu = 0.5, lambda = 0.5}")
     return float(value)
+
+
+def _finite_numbers(name: str, value: Any) -> tuple[float, ...]:
+    values = value if isinstance(value, list | tuple) and value else [value]
+    return tuple(_finite_number(name, number) for number in values)
 
 
 def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
@@ -127,7 +163,8 @@ def wrap_upcycle(base: Algorithm, rule: Upcycle) -> Algorithm:
             for name in _model_names(base, after, r.clients)
         }
 
-    return replace(base, init=init, round=round_, says=" ".join(filter(None, (base.says, SAYS_UPCYCLE))))
+    told = " ".join(filter(None, (base.facts.says, SAYS_UPCYCLE)))
+    return with_facts(replace(base, init=init, round=round_), says=told)
 
 
 def _model_before(state: State, name: str) -> Public:

@@ -18,10 +18,11 @@ from sightline.config.experiment import (
     Topology,
 )
 from sightline.config.experiment_file import parse, read, to_toml
-from sightline.config.rules import Correlated, Split
+from sightline.config.rules import AdaptiveClipping, Correlated, Split
 
 __all__ = [
     "FACTORY",
+    "AdaptiveClipping",
     "Algorithm",
     "Augment",
     "ClientSampler",

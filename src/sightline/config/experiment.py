@@ -3,12 +3,15 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
+import tomli_w
 from pydantic import Field, field_validator, model_validator
 
 from sightline.config.rules import (
     PERTURBATIONS,
+    AdaptiveClipping,
     Correlated,
     Split,
+    check_adaptive,
     check_convex,
     check_correlated,
     check_device,
@@ -38,6 +41,15 @@ from sightline.errors import did_you_mean, invalid, refuse
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def is_data_path(source: str) -> bool:
+    """Return whether a `data.source` is a file or a folder, not a name.
+
+    >>> [is_data_path(name) for name in ("patients.csv", "./scans", "digits", "mydata:clients")]
+    [True, True, False, False]
+    """
+    return "/" in source or "\\" in source or source.endswith((".csv", ".parquet"))
 
 
 class Features(Section):
@@ -75,19 +87,50 @@ class Data(Section):
     features: Count | Features = 60
     """For "synthetic", the length of an example; for images, "scattering" or a table with its options."""
     classes: Annotated[int, Field(ge=2, le=10**6)] = 10
+    class_names: Annotated[tuple[str | int, ...], Field(strict=False)] | None = None
+    """The labels as the data have them, public; `classes = ["cat", "dog"]` sets both keys."""
     size_mean: float = 4.0
     size_sigma: NonNegative = 2.0
     size_min: Count = 50
     train_samples: Count | None = None
     test_samples: Count | None = None
     test_fraction: Fraction = 0.2
+    public_test: bool | None = None
+    """Whether the common test set holds nobody's private examples."""
     reuse: bool = False
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def is_path(self) -> bool:
+        """Return whether the source is a file or a folder."""
+        return is_data_path(self.source)
 
     @property
     def length(self) -> int:
         """Return the length of a synthetic example."""
         return 0 if isinstance(self.features, Features) else self.features
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_may_be_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if isinstance(given.get("source"), str) and is_data_path(given["source"]):
+            # A file either names its clients or is dealt explicitly; "iid" would deal it without being asked to.
+            given = {"partition": "natural"} | given
+        names = given.get("classes") if isinstance(given.get("classes"), list | tuple) else given.get("class_names")
+        if not isinstance(names, list | tuple):
+            return given
+        if any(isinstance(name, bool) or not isinstance(name, str | int) for name in names):
+            invalid("data.classes", names, "names of classes are text or whole numbers", 'e.g. ["cat", "dog"]')
+        if len({str(name) for name in names}) != len(names):
+            twice = next(name for name in names if [str(one) for one in names].count(str(name)) > 1)
+            invalid("data.classes", twice, "two classes have this name", "name each once")
+        if names is not given.get("classes") and given.get("classes", len(names)) != len(names):
+            invalid(
+                "data.classes", given["classes"], f"data.class_names has {len(names)} names", "leave one of them out"
+            )
+        return given | {"classes": len(names), "class_names": tuple(names)}
 
     @field_validator("features", mode="before")
     @classmethod
@@ -105,9 +148,12 @@ class Data(Section):
             if key not in Features.model_fields:
                 invalid(f"data.features.{key}", value, "unknown key", did_you_mean(str(key), [*Features.model_fields]))
         if table.get("transform", "scattering") != "scattering":
-            law = "there is one transform, of images"
+            reason = "there is one transform, of images"
             invalid(
-                "data.features", table["transform"], law, 'use "scattering", or {transform = "scattering", groups = 27}'
+                "data.features",
+                table["transform"],
+                reason,
+                'use "scattering", or {transform = "scattering", groups = 27}',
             )
         if type(table.get("groups", 1)) is not int or not 1 <= table.get("groups", 1) <= 10**9:
             invalid("data.features.groups", table["groups"], "is a whole number from 1 on", "e.g. groups = 27")
@@ -119,9 +165,9 @@ class Data(Section):
     @model_validator(mode="after")
     def _pixels_are_ours(self) -> "Data":
         made = isinstance(self.features, Features)
-        if made and (":" in self.source or self.source in ("synthetic", "python")):
-            law = f"scattering is of the images that Sightline reads, not of {self.source}"
-            invalid("data.features", "scattering", law, "make the features yourself, each of its own example alone")
+        if made and (":" in self.source or self.is_path or self.source in ("synthetic", "python")):
+            reason = f"scattering is of the images that Sightline reads, not of {self.source}"
+            invalid("data.features", "scattering", reason, "make the features yourself, each of its own example alone")
         return self
 
     @model_validator(mode="after")
@@ -183,11 +229,13 @@ class Augment(Section):
     def _counts_as_one(self) -> "Augment":
         # The sensitivity is one clip norm only because the average of the views is clipped once.
         if self.of == "dataset":
-            law = f"{self.views} copies of one example would be clipped apart and move a sum {self.views} times as far"
-            refuse("local.augment.of", "dataset", law, 'use of = "batch": the views are averaged, then clipped')
+            reason = (
+                f"{self.views} copies of one example would be clipped apart and move a sum {self.views} times as far"
+            )
+            refuse("local.augment.of", "dataset", reason, 'use of = "batch": the views are averaged, then clipped')
         if self.kind == "flip" and self.views != 2:
-            law = "there are two: the image and its mirror image"
-            invalid("local.augment.views", self.views, law, 'use views = 2, or kind = "shift_flip"')
+            reason = "there are two: the image and its mirror image"
+            invalid("local.augment.views", self.views, reason, 'use views = 2, or kind = "shift_flip"')
         return self
 
 
@@ -217,7 +265,7 @@ class Local(Section):
     compiled: bool = False
     """Train linear models with compiled C code: a few times faster, equal up to float32 rounding."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Precision of products and convolutions in local training; bf16 rounds to 8 bits and can be faster."""
+    """Precision of products and convolutions in plain local steps; bf16 rounds to 8 bits and can be faster."""
     paths: Literal["measured", "rule"] | None = None
     """How exact training paths are chosen: "measured" (the default) takes the fastest on this machine, "rule" a fixed
     rule.
@@ -332,7 +380,7 @@ class Sampling(Section):
     samples: SampleSampler | None = None
 
 
-Sensitivity = Literal["clipped", "convex", "clipped_model", "strongly_convex", "per_sample_mean", "as_published"]
+Sensitivity = Literal["clipped", "convex", "clipped_model", "strongly_convex", "per_sample_mean"]
 """What bounds the effect of one example; `check_perturbation` says which mechanism supports which."""
 
 
@@ -362,6 +410,8 @@ class Privacy(Section):
     """Whether the noises of rounds are independent (the default) or partly cancel."""
     correlated: Correlated | None = None
     """For correlated noise: how the noises of rounds are related."""
+    adaptive_clipping: AdaptiveClipping | None = None
+    """How the clip norm follows the updates; `clip_norm` is then the first one."""
     stop_at_epsilon: Positive | None = None
     """Stop before the round that would exceed it; valid for lists of releases that no data decide on."""
     continue_ledger: bool | None = None
@@ -369,6 +419,14 @@ class Privacy(Section):
     accountant: Literal["pld", "rdp"] = "pld"
     options: dict[str, Any] | None = None
     """Settings of the user's own mechanism."""
+
+    @field_validator("sensitivity", mode="before")
+    @classmethod
+    def _is_a_guarantee(cls, given: Any) -> Any:
+        if given == "as_published":
+            reason = "noise for a published formula gives no guarantee; papers/published.py has the formulas"
+            invalid("privacy.sensitivity", given, reason, 'use sensitivity = "clipped_model" with noise_std')
+        return given
 
     @model_validator(mode="after")
     def _one_amount_of_noise(self) -> "Privacy":
@@ -378,8 +436,8 @@ class Privacy(Section):
         # Per-example gradients are summed inside float32 matrix products; an exact integer norm per example would undo
         # that.
         if self.arithmetic == "integer" and (self.unit, self.mechanism) != ("client", "gaussian"):
-            law = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
-            invalid("privacy.arithmetic", "integer", law, 'use arithmetic = "float"')
+            reason = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
+            invalid("privacy.arithmetic", "integer", reason, 'use arithmetic = "float"')
         if self.unit == "none" and self.stop_at_epsilon is not None:
             invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon to stop at')
         return self
@@ -402,8 +460,8 @@ NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
 
 def _find_word(given: dict[str, Any], section: str, key: str) -> Any:
     """Return a key of a section that may be missing or malformed."""
-    found = given.get(section)
-    return found.get(key) if isinstance(found, dict) else None
+    result = given.get(section)
+    return result.get(key) if isinstance(result, dict) else None
 
 
 class Experiment(Section):
@@ -413,6 +471,8 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Annotated[int, Field(ge=1, le=10**7)]
     evaluate_every: Count = 1
+    keep_best: Name | None = None
+    """The metric on the test set by which the model of the best round is kept too; `data.public_test` must hold."""
     device: Literal["auto", "cpu", "cuda", "mps"] | None = None
     """Where clients are trained; the CPU by default; "auto": CUDA or MPS if torch finds it."""
     data: Data = Data()
@@ -423,6 +483,12 @@ class Experiment(Section):
     sampling: Sampling = Sampling()
     privacy: Privacy = Privacy(unit="none")
     resources: Resources | None = None
+
+    def __str__(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    # What a notebook shows: the file, not one line with every key that is not set.
+    __repr__ = __str__
 
     @model_validator(mode="before")
     @classmethod
@@ -447,14 +513,14 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _guarantees_hold(self) -> "Experiment":
         if self.local.augment is not None and (self.privacy.unit, self.privacy.mechanism) != ("sample", "gaussian"):
-            law = "views are averaged inside per-example clipping, which only sample-level Gaussian noise does"
-            invalid("local.augment", self.local.augment.kind, law, 'use unit = "sample", or remove local.augment')
+            reason = "views are averaged inside per-example clipping, which only sample-level Gaussian noise does"
+            invalid("local.augment", self.local.augment.kind, reason, 'use unit = "sample", or remove local.augment')
         if self.local.augment is not None and isinstance(self.data.features, Features):
-            law = "views are of images, and features of a moved image are not moved features"
-            invalid("local.augment", self.local.augment.kind, law, "remove local.augment or data.features")
+            reason = "views are of images, and features of a moved image are not moved features"
+            invalid("local.augment", self.local.augment.kind, reason, "remove local.augment or data.features")
         if self.local.compiled and (self.privacy.unit == "sample" or self.algorithm.split is not None):
-            law = "compiled code takes plain steps on whole models"
-            invalid("local.compiled", True, law, 'leave it out, or use unit = "client" without algorithm.split')
+            reason = "compiled code takes plain steps on whole models"
+            invalid("local.compiled", True, reason, 'leave it out, or use unit = "client" without algorithm.split')
         check_local(self)
         check_device(self)
         check_precision(self)
@@ -463,48 +529,51 @@ class Experiment(Section):
         elif self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian":
             self._check_sample_unit()
         elif self.privacy.unit != "sample" and self.samples_scheme not in ("shuffle", "full"):
-            law = f'unit = "{self.privacy.unit}" says nothing about single examples'
-            invalid("sampling.samples.scheme", self.samples_scheme, law, 'use shuffle or full, or unit = "sample"')
+            reason = f'unit = "{self.privacy.unit}" says nothing about single examples'
+            invalid("sampling.samples.scheme", self.samples_scheme, reason, 'use shuffle or full, or unit = "sample"')
         clients = self.sampling.clients
         # The laws of Poisson cohorts and schedules are for zero-out, where one world lacks the subject.
         if self.privacy.adjacency == "replace" and (clients.scheme == "poisson" or clients.scheduled):
-            law = f"{clients.scheme.capitalize()} cohorts are accounted as add/remove"
-            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or scheme = "fixed"')
+            reason = f"{clients.scheme.capitalize()} cohorts are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or scheme = "fixed"')
         for section, sampler in (("clients", clients), ("samples", self.sampling.samples)):
             if sampler is not None and self.rounds % (sampler.epochs or 1):
-                law = f"the rounds={self.rounds} are divided into epochs of equal length"
-                invalid(f"sampling.{section}.epochs", sampler.epochs, law, "use a divisor of rounds")
+                reason = f"the rounds={self.rounds} are divided into epochs of equal length"
+                invalid(f"sampling.{section}.epochs", sampler.epochs, reason, "use a divisor of rounds")
         check_split(self)
         check_convex(self)
         check_everyone(self)
         check_turns(self)
         check_correlated(self)
+        check_adaptive(self)
         return self
 
     def _check_sample_unit(self) -> None:
         # Each example is used exactly once in a shuffled epoch, so its draws are not independent and Poisson's law
         # fails.
         if self.samples_scheme == "shuffle":
-            law = "a shuffled epoch does not have Poisson's guarantee"
-            refuse("sampling.samples.scheme", "shuffle", law, 'use scheme = "poisson" with unit = "sample"')
+            reason = "a shuffled epoch does not have Poisson's guarantee"
+            refuse("sampling.samples.scheme", "shuffle", reason, 'use scheme = "poisson" with unit = "sample"')
         samples, clients = self.sampling.samples, self.sampling.clients
         if samples is not None and samples.scheduled and clients.scheme != "full":
-            law = f"the {samples.scheme} schedule of examples runs over all local steps, so every round needs everybody"
-            refuse("sampling.clients.scheme", clients.scheme, law, 'use clients = {scheme = "full"}')
+            reason = (
+                f"the {samples.scheme} schedule of examples runs over all local steps, so every round needs everybody"
+            )
+            refuse("sampling.clients.scheme", clients.scheme, reason, 'use clients = {scheme = "full"}')
         if self.privacy.adjacency == "replace":
             batches = "fixed" if self.privacy.noise == "correlated" else self.samples_scheme
-            law = f"{batches.capitalize()} batches are accounted as add/remove"
-            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove"')
+            reason = f"{batches.capitalize()} batches are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove"')
         if self.privacy.place == "server" and self.local.weight_decay > 0:
-            law = "the server only noises and applies gradient sums"
-            refuse("local.weight_decay", self.local.weight_decay, law, 'use weight_decay = 0, or where = "client"')
+            reason = "the server only noises and applies gradient sums"
+            refuse("local.weight_decay", self.local.weight_decay, reason, 'use weight_decay = 0, or where = "client"')
         # The number of private steps is part of the event, so it must be known before the run.
         if self.local.stragglers > 0:
-            law = "the number of private steps must not depend on luck the ledger cannot see"
-            refuse("local.stragglers", self.local.stragglers, law, 'use stragglers = 0 with unit = "sample"')
+            reason = "the number of private steps must not depend on luck the ledger cannot see"
+            refuse("local.stragglers", self.local.stragglers, reason, 'use stragglers = 0 with unit = "sample"')
         if self.privacy.place == "server" and self.local.steps != 1:
-            law = "the server can only noise a sum of single gradients"
-            refuse("privacy.where", "server", law, 'use local.steps = 1, or where = "client"')
+            reason = "the server can only noise a sum of single gradients"
+            refuse("privacy.where", "server", reason, 'use local.steps = 1, or where = "client"')
 
     @property
     def training_device(self) -> str:

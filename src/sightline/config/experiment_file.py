@@ -1,23 +1,29 @@
 """Reading and writing experiment files: TOML and `--set` words to an `Experiment` and back."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
-import tomli_w
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from sightline.config.experiment import Experiment
+from sightline.config.experiment import Experiment, Model
 from sightline.errors import InvalidInput, did_you_mean, invalid, one_line
 
 
-def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+def read(
+    source: Path | str | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Experiment:
     """Return the experiment of a TOML file or a dictionary, with overrides such as `privacy.epsilon=8`.
+
+    Another `model.name` drops the settings of the model in the file; `on_note` gets a sentence that says so.
 
     >>> read({"name": "mine", "rounds": 3, "privacy": {"epsilon": 8.0}}, ["rounds=4"]).rounds
     4
@@ -28,8 +34,11 @@ def read(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) 
         plain = _read_tables(Path(source))
     else:
         invalid("experiment", source, f"a {type(source).__name__} is none", "give a TOML file, a dict or an Experiment")
-    for word in overrides:
-        _apply_override(plain, word)
+    words = list(overrides)
+    # Settings that are given beside the name of a model belong to the new model.
+    beside = {word.partition("=")[0].strip() for word in words}
+    for word in words:
+        _apply_override(plain, word, beside, on_note)
     return parse(plain)
 
 
@@ -60,10 +69,10 @@ def parse(plain: dict[str, Any]) -> Experiment:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the resolved file: every key with its value, so that it can be run again unchanged."""
-    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
+    return str(experiment)
 
 
-def _apply_override(plain: dict[str, Any], word: str) -> None:
+def _apply_override(plain: dict[str, Any], word: str, beside: set[str], on_note: Callable[[str], None]) -> None:
     key, equals, text = word.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -73,7 +82,16 @@ def _apply_override(plain: dict[str, Any], word: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             invalid("--set", word, f"{name} is a value, not a table")
-    table[names[-1]] = _parse_value(text.strip())
+    value = _parse_value(text.strip())
+    if names == ["model", "name"] and "model" not in beside and value != table.get("name", Model().name):
+        given = {key.split(".")[1] for key in beside if key.startswith("model.")}
+        old = [key for key in table if key not in {*Model.model_fields, *given} - ({"init"} - given)]
+        for one in old:
+            del table[one]
+        if old:
+            named = ", ".join(f"model.{one}" for one in old)
+            on_note(f"--set {word}: dropped {named}, which belonged to the model {table.get('name', Model().name)}")
+    table[names[-1]] = value
     for rival in _RIVALS.get(key.strip(), ()):
         table.pop(rival, None)
 
@@ -100,7 +118,9 @@ def _explain_mistake(mistake: ErrorDetails) -> str:
     names = [str(part) for part in mistake["loc"] if not str(part).startswith("function-")]
     if mistake["type"] == "extra_forbidden":
         known = sorted(_section_name(names[:-1]).model_fields)
-        return one_line(".".join(names), mistake["input"], "unknown key", did_you_mean(names[-1], known))
+        elsewhere = find_keys(names[-1])
+        way_out = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(names[-1], known)
+        return one_line(".".join(names), mistake["input"], "unknown key", way_out)
     if mistake["type"] == "missing":
         return one_line(".".join(names), "missing", "this key is required")
     value = mistake["input"]
@@ -121,6 +141,32 @@ def _section_name(names: list[str]) -> type[BaseModel]:
         inside = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
         section = next(kind for kind in inside if issubclass(kind, BaseModel))
     return section
+
+
+def list_keys(section: type[BaseModel] = Experiment, prefix: str = "") -> dict[str, FieldInfo]:
+    """Return every declared key of an experiment file by its dotted name, tables left out.
+
+    >>> [key for key in list_keys() if key.startswith("privacy.stop")]
+    ['privacy.stop_at_epsilon']
+    """
+    keys: dict[str, FieldInfo] = {}
+    for name, about in section.model_fields.items():
+        kinds = (about.annotation, *get_args(about.annotation))
+        inside = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        whole = not inside or any(kind not in (*inside, type(None)) for kind in kinds[1:])
+        keys |= {f"{prefix}{name}": about} if whole else {}
+        keys |= list_keys(inside[0], f"{prefix}{name}.") if inside else {}
+    return keys
+
+
+def find_keys(name: str) -> list[str]:
+    """Return the keys inside tables that end in this name.
+
+    >>> find_keys("epsilon"), find_keys("noise-multiplier")
+    (['privacy.epsilon'], ['privacy.noise_multiplier'])
+    """
+    name = name.replace("-", "_")
+    return [key for key in list_keys() if key.endswith(f".{name}")]
 
 
 HEAD = ("Reproduces", "Expect", "Takes", "Whole")
@@ -154,12 +200,12 @@ class Reproduction:
 
 def read_reproductions(folder: Path) -> list[Reproduction]:
     """Return all such files in a folder, by system and name. Raises if there are none."""
-    found = [Reproduction.read(file) for file in sorted(folder.glob("*/*.toml"))]
-    if not found:
+    result = [Reproduction.read(file) for file in sorted(folder.glob("*/*.toml"))]
+    if not result:
         invalid(
             "folder",
             folder,
             "holds no experiment files of figures and tables",
             "run it in a clone, or name its experiments",
         )
-    return found
+    return result

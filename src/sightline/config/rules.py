@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sightline.config.section import ClipNorm, Count, Positive, Section
 from sightline.errors import invalid, refuse
@@ -22,8 +22,8 @@ def check_optimizer(local: "Local") -> None:
     if local.optimizer == "sgd" and local.momentum:
         invalid("local.momentum", local.momentum, 'optimizer = "sgd" has none', 'use optimizer = "momentum"')
     if local.adaptive and local.momentum:
-        law = f'optimizer = "{local.optimizer}" has moments of its own'
-        invalid("local.momentum", local.momentum, law, "remove it, or give betas = [0.9, 0.999]")
+        reason = f'optimizer = "{local.optimizer}" has moments of its own'
+        invalid("local.momentum", local.momentum, reason, "remove it, or give betas = [0.9, 0.999]")
     for key in ADAM_KEYS:
         if getattr(local, key) is not None and not local.adaptive:
             invalid(f"local.{key}", getattr(local, key), "only adam and adamw have it", 'use optimizer = "adam"')
@@ -39,19 +39,19 @@ def check_local(experiment: "Experiment") -> None:
     """Raise for optimisers and schedules where the bound, or the algorithm, is about plain steps."""
     local, privacy = experiment.local, experiment.privacy
     if local.warmup is not None and local.warmup >= experiment.rounds:
-        law = f"the learning rate would never reach its value in rounds={experiment.rounds}"
-        invalid("local.warmup", local.warmup, law, "warm up for fewer rounds")
+        reason = f"the learning rate would never reach its value in rounds={experiment.rounds}"
+        invalid("local.warmup", local.warmup, reason, "warm up for fewer rounds")
     _check_local_mechanism(experiment)
     if local.adaptive and local.compiled:
-        law = "compiled code takes steps of SGD, with or without momentum"
-        invalid("local.compiled", True, law, f'leave it out with optimizer = "{local.optimizer}"')
+        reason = "compiled code takes steps of SGD, with or without momentum"
+        invalid("local.compiled", True, reason, f'leave it out with optimizer = "{local.optimizer}"')
     if local.adaptive and privacy.unit == "sample" and privacy.place != "client":
-        law = f"the {privacy.place} noises sums of gradients, not the steps that an optimiser makes of them"
-        refuse("local.optimizer", local.optimizer, law, 'use optimizer = "sgd", or where = "client"')
+        reason = f"the {privacy.place} noises sums of gradients, not the steps that an optimiser makes of them"
+        refuse("local.optimizer", local.optimizer, reason, 'use optimizer = "sgd", or where = "client"')
     scheduled = local.schedule not in (None, "constant") or local.warmup is not None
     if scheduled and privacy.unit == "sample" and privacy.place == "edge":
-        law = "the noise of a segment is for steps of one learning rate"
-        refuse("local.schedule", local.schedule or "warmup", law, 'remove it, or use where = "client"')
+        reason = "the noise of a segment is for steps of one learning rate"
+        refuse("local.schedule", local.schedule or "warmup", reason, 'remove it, or use where = "client"')
 
 
 def check_device(experiment: "Experiment") -> None:
@@ -74,11 +74,11 @@ def check_precision(experiment: "Experiment") -> None:
         invalid("local.precision", local.precision, f"{what} in float32", way_out)
     if privacy.mechanism in ("output", "objective") or privacy.sensitivity == "convex":
         what = "convex steps" if privacy.sensitivity == "convex" else f"{privacy.mechanism} perturbation"
-        law = f"the bound of {what} is on the gradients themselves, which bf16 rounds"
-        refuse("local.precision", local.precision, law, way_out)
-    if privacy.unit == "sample" and privacy.place != "client":
-        law = f"sums of examples that the {privacy.place} noises are computed in float32"
-        refuse("local.precision", local.precision, law, f'{way_out}, or where = "client"')
+        reason = f"the bound of {what} is on the gradients themselves, which bf16 rounds"
+        refuse("local.precision", local.precision, reason, way_out)
+    if privacy.unit == "sample":
+        reason = "gradients of single examples are clipped in float32, which is also faster"
+        refuse("local.precision", local.precision, reason, f'{way_out}, or unit = "client"')
 
 
 def _check_local_mechanism(experiment: "Experiment") -> None:
@@ -88,16 +88,16 @@ def _check_local_mechanism(experiment: "Experiment") -> None:
         return
     if experiment.model.target != "classification" or experiment.model.loss is not None:
         task = experiment.model.loss or experiment.model.target
-        law = f"{privacy.mechanism} perturbation is proved for cross entropy over classes"
+        reason = f"{privacy.mechanism} perturbation is proved for cross entropy over classes"
         name = "model.loss" if experiment.model.loss else "model.task"
         if privacy.sensitivity != "clipped_model":
-            refuse(name, task, law, 'use mechanism = "gaussian"')
+            refuse(name, task, reason, 'use mechanism = "gaussian"')
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        law = f"{privacy.mechanism} perturbation has one learning rate"
-        refuse("local.schedule", local.schedule or "warmup", law, 'remove it, or use mechanism = "gaussian"')
+        reason = f"{privacy.mechanism} perturbation has one learning rate"
+        refuse("local.schedule", local.schedule or "warmup", reason, 'remove it, or use mechanism = "gaussian"')
     if local.adaptive and privacy.sensitivity != "clipped_model":
-        law = f"{privacy.mechanism} perturbation is not about the steps of an optimiser"
-        refuse("local.optimizer", local.optimizer, law, 'use optimizer = "sgd", or sensitivity = "clipped_model"')
+        reason = f"{privacy.mechanism} perturbation is not about the steps of an optimiser"
+        refuse("local.optimizer", local.optimizer, reason, 'use optimizer = "sgd", or sensitivity = "clipped_model"')
 
 
 TURNS = 'use sampling.clients = {scheme = "turns", groups = 10}'
@@ -134,11 +134,11 @@ def check_turns(experiment: "Experiment") -> None:
     if clients.scheme != "turns" or clients.groups is None:
         return
     if clients.groups > experiment.data.clients:
-        law = f"data.clients={experiment.data.clients} cannot fill them"
-        invalid("sampling.clients.groups", clients.groups, law, "use fewer groups")
+        reason = f"data.clients={experiment.data.clients} cannot fill them"
+        invalid("sampling.clients.groups", clients.groups, reason, "use fewer groups")
     if clients.rate is not None and experiment.privacy.adjacency == "replace":
-        law = "draws inside a group are accounted as add/remove"
-        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or turns without a rate')
+        reason = "draws inside a group are accounted as add/remove"
+        refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or turns without a rate')
 
 
 def check_correlated(experiment: "Experiment") -> None:
@@ -146,8 +146,8 @@ def check_correlated(experiment: "Experiment") -> None:
     privacy = experiment.privacy
     if privacy.noise != "correlated":
         if privacy.correlated is not None:
-            law = "is of correlated noise, and the noise is independent"
-            invalid("privacy.correlated", "given", law, 'use privacy.noise = "correlated", or remove it')
+            reason = "is of correlated noise, and the noise is independent"
+            invalid("privacy.correlated", "given", reason, 'use privacy.noise = "correlated", or remove it')
         return
     _check_mechanism(experiment)
     _check_bands(privacy.correlated or Correlated())
@@ -164,50 +164,52 @@ def _check_mechanism(experiment: "Experiment") -> None:
     if privacy.unit == "none":
         invalid(name, value, 'unit = "none" adds no noise', 'use unit = "client"')
     if privacy.mechanism != "gaussian":
-        law = f"streams are of Gaussian noise on clipped updates, and this is {privacy.mechanism}"
-        refuse(name, value, law, 'use mechanism = "gaussian"')
+        reason = f"streams are of Gaussian noise on clipped updates, and this is {privacy.mechanism}"
+        refuse(name, value, reason, 'use mechanism = "gaussian"')
     if privacy.place == "client" and privacy.unit == "client":
-        law = (
+        reason = (
             "a client that adds its own noise is in every one of its releases, and gains nothing from correlated noise"
         )
-        refuse(name, value, law, f'use where = "server" or trusted edges, or {INDEPENDENT}')
+        refuse(name, value, reason, f'use where = "server" or trusted edges, or {INDEPENDENT}')
     if privacy.arithmetic == "integer":
-        law = "multiples of earlier noises are not whole numbers"
-        refuse(name, value, law, 'use arithmetic = "float"')
+        reason = "multiples of earlier noises are not whole numbers"
+        refuse(name, value, reason, 'use arithmetic = "float"')
     if experiment.algorithm.split is not None:
         refuse(name, value, "hidden parts of the model have no bound over the rounds of a stream", "remove split")
     if experiment.algorithm.settings.get("control") is not None:
-        law = "adaptive control changes on the way who takes part and how often"
-        refuse(name, value, law, f"remove algorithm.control, or {INDEPENDENT}")
+        reason = "adaptive control changes on the way who takes part and how often"
+        refuse(name, value, reason, f"remove algorithm.control, or {INDEPENDENT}")
     if experiment.topology.kind == "clusters":
-        law = "members move between clusters, and a stream counts the uses of those who stay"
-        refuse(name, value, law, f"use a star, a tree or groups, or {INDEPENDENT}")
+        reason = "members move between clusters, and a stream counts the uses of those who stay"
+        refuse(name, value, reason, f"use a star, a tree or groups, or {INDEPENDENT}")
 
 
 def _check_bands(settings: Correlated) -> None:
     """Raise for bands that the strategy cannot have."""
     if settings.strategy == "blt" and settings.bands is not None:
-        law = "blt has buffers in the place of bands"
-        invalid("privacy.correlated.bands", settings.bands, law, "leave it out, or use bsr or band")
+        reason = "blt has buffers in the place of bands"
+        invalid("privacy.correlated.bands", settings.bands, reason, "leave it out, or use bsr or band")
     if settings.bands == 1:
-        law = "one band is independent noise: there is no gain"
-        refuse("privacy.correlated.bands", 1, law, f"give 2 or more, or {INDEPENDENT}")
+        reason = "one band is independent noise: there is no gain"
+        refuse("privacy.correlated.bands", 1, reason, f"give 2 or more, or {INDEPENDENT}")
 
 
 def _check_batches(experiment: "Experiment") -> None:
     """Raise unless examples come in fixed batches in a fixed order, noised by their own client."""
     privacy, settings = experiment.privacy, experiment.privacy.correlated or Correlated()
     if privacy.place != "client" or privacy.sensitivity is not None:
-        law = "single examples have streams where their own client noises clipped steps"
-        refuse("privacy.noise", "correlated", law, f'use where = "client" without sensitivity, or {INDEPENDENT}')
+        reason = "single examples have streams where their own client noises clipped steps"
+        refuse("privacy.noise", "correlated", reason, f'use where = "client" without sensitivity, or {INDEPENDENT}')
     if experiment.sampling.samples is not None:
-        law = "batches are fixed and in a fixed order: draws and schedules keep no distance between steps of an example"
-        refuse("sampling.samples", "given", law, f"remove it, or {INDEPENDENT}")
+        reason = (
+            "batches are fixed and in a fixed order: draws and schedules keep no distance between steps of an example"
+        )
+        refuse("sampling.samples", "given", reason, f"remove it, or {INDEPENDENT}")
     # A round of a client is one stream; its separation and uses follow from the batches of an epoch.
     for key in ("separation", "uses", "restart"):
         if getattr(settings, key) is not None:
-            law = "follows from the batches of an epoch, and every round of a client is a stream"
-            invalid(f"privacy.correlated.{key}", getattr(settings, key), law, "leave it out")
+            reason = "follows from the batches of an epoch, and every round of a client is a stream"
+            invalid(f"privacy.correlated.{key}", getattr(settings, key), reason, "leave it out")
 
 
 def _check_participation(experiment: "Experiment") -> None:
@@ -244,15 +246,15 @@ def _check_strategy(experiment: "Experiment") -> None:
     if clients.rate is None:
         return
     if settings.strategy == "blt":
-        law = "hidden draws hide only where noises are correlated over a few rounds, and blt never forgets"
-        refuse("privacy.correlated.strategy", "blt", law, 'use "bsr" or "band", or turns without a rate')
+        reason = "hidden draws hide only where noises are correlated over a few rounds, and blt never forgets"
+        refuse("privacy.correlated.strategy", "blt", reason, 'use "bsr" or "band", or turns without a rate')
     if settings.bands is not None and settings.bands > (clients.groups or 1):
-        law = f"hidden draws hide only where a group's next turn, {clients.groups} rounds later, meets other noise"
-        refuse("privacy.correlated.bands", settings.bands, law, f"use at most {clients.groups}")
+        reason = f"hidden draws hide only where a group's next turn, {clients.groups} rounds later, meets other noise"
+        refuse("privacy.correlated.bands", settings.bands, reason, f"use at most {clients.groups}")
     for key in ("separation", "uses"):
         if getattr(settings, key) is not None:
-            law = "with hidden draws every turn is charged by itself"
-            invalid(f"privacy.correlated.{key}", getattr(settings, key), law, "leave it out")
+            reason = "with hidden draws every turn is charged by itself"
+            invalid(f"privacy.correlated.{key}", getattr(settings, key), reason, "leave it out")
 
 
 # The keys that state each mechanism's amount of noise.
@@ -267,7 +269,7 @@ PERTURBATIONS = ("output", "objective")
 # The values of `privacy.sensitivity` that each mechanism supports; None means its own bound.
 BOUNDS: dict[str, tuple[str | None, ...]] = {
     "gaussian": (None, "clipped", "convex"),
-    "output": (None, "clipped_model", "strongly_convex", "convex", "per_sample_mean", "as_published"),
+    "output": (None, "clipped_model", "strongly_convex", "convex", "per_sample_mean"),
     "objective": (None,),
 }
 OUTPUT_HAS = {"gaussian": ', or mechanism = "output" for the others', "objective": ', or use mechanism = "output"'}
@@ -280,50 +282,47 @@ def check_noise(privacy: "Privacy") -> None:
     given = [key for key in every if getattr(privacy, key) is not None]
     for key in given:
         if key not in known:
-            law = f'mechanism = "{privacy.mechanism}" has no such noise'
-            invalid(f"privacy.{key}", getattr(privacy, key), law, f"use {' or '.join(known)}")
+            reason = f'mechanism = "{privacy.mechanism}" has no such noise'
+            invalid(f"privacy.{key}", getattr(privacy, key), reason, f"use {' or '.join(known)}")
     if privacy.unit == "none" and given:
-        law = 'unit = "none" adds no noise'
-        invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), law, 'set unit = "client"')
+        reason = 'unit = "none" adds no noise'
+        invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), reason, 'set unit = "client"')
     if privacy.unit != "none" and not given:
         invalid("privacy.noise_multiplier", "missing", "a private run needs an amount of noise", "or give epsilon")
     if len(given) > 1:
-        law = f"privacy.{given[1]} is given too"
-        invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), law, "keep one of the two")
+        reason = f"privacy.{given[1]} is given too"
+        invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), reason, "keep one of the two")
 
 
 def check_perturbation(privacy: "Privacy") -> None:
     """Raise for invalid bounds; output and objective perturbation protect single examples, at the client."""
     output = privacy.mechanism == "output"
     if privacy.options is not None and privacy.mechanism in NOISES:
-        law = f'mechanism = "{privacy.mechanism}" has no options'
-        invalid("privacy.options", privacy.options, law, "remove them")
+        reason = f'mechanism = "{privacy.mechanism}" has no options'
+        invalid("privacy.options", privacy.options, reason, "remove them")
     bounds = BOUNDS.get(privacy.mechanism, (None,))
     if privacy.sensitivity not in bounds:
-        law = f'mechanism = "{privacy.mechanism}" has no such bound on one example'
+        reason = f'mechanism = "{privacy.mechanism}" has no such bound on one example'
         known = [f'"{name}"' for name in bounds if name]
         way_out = f"use {' or '.join(known)}" if known else "remove it"
         invalid(
             "privacy.sensitivity",
             privacy.sensitivity or "missing",
-            law,
+            reason,
             way_out + OUTPUT_HAS.get(privacy.mechanism, ""),
         )
     _check_examples(privacy)
     if privacy.mechanism not in PERTURBATIONS:
         return
     if privacy.unit != "sample":
-        law = f"{privacy.mechanism} perturbation protects single examples"
-        refuse("privacy.unit", privacy.unit, law, 'use unit = "sample", or mechanism = "gaussian"')
+        reason = f"{privacy.mechanism} perturbation protects single examples"
+        refuse("privacy.unit", privacy.unit, reason, 'use unit = "sample", or mechanism = "gaussian"')
     if privacy.place != "client":
-        law = f"in {privacy.mechanism} perturbation the client adds the noise"
-        refuse("privacy.where", privacy.place, law, 'use where = "client"')
+        reason = f"in {privacy.mechanism} perturbation the client adds the noise"
+        refuse("privacy.where", privacy.place, reason, 'use where = "client"')
     if output and privacy.sensitivity is None:
-        way_out = "choose clipped_model, strongly_convex, convex or per_sample_mean (as_published is no guarantee)"
+        way_out = "choose clipped_model, strongly_convex, convex or per_sample_mean"
         invalid("privacy.sensitivity", "missing", "what bounds one example's effect on the model?", way_out)
-    if privacy.sensitivity == "as_published" and privacy.epsilon is not None:
-        law = "noise is calibrated to guarantees, and as_published is none"
-        refuse("privacy.epsilon", privacy.epsilon, law, "give noise_std or noise_multiplier")
 
 
 def _check_examples(privacy: "Privacy") -> None:
@@ -331,11 +330,11 @@ def _check_examples(privacy: "Privacy") -> None:
     if privacy.sensitivity is None or privacy.mechanism != "gaussian":
         return
     if privacy.unit != "sample":
-        law = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'
-        invalid("privacy.sensitivity", privacy.sensitivity, law, 'remove it, or use unit = "sample"')
+        reason = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'
+        invalid("privacy.sensitivity", privacy.sensitivity, reason, 'remove it, or use unit = "sample"')
     if privacy.sensitivity == "convex" and privacy.place == "server":
-        law = "the server noises single gradients; a convex segment is a path of several"
-        refuse("privacy.where", "server", law, 'use where = "client", or "edge" on a tree')
+        reason = "the server noises single gradients; a convex segment is a path of several"
+        refuse("privacy.where", "server", reason, 'use where = "client", or "edge" on a tree')
 
 
 def check_convex(experiment: "Experiment") -> None:
@@ -346,51 +345,51 @@ def check_convex(experiment: "Experiment") -> None:
     # Convex steps are not clipped: a clipped gradient field is not a gradient field, and steps along it can drive two
     # paths apart. So the model itself must bound its gradients.
     if experiment.model.name != "linear":
-        law = "only softmax regression is proven convex and smooth"
-        refuse("model.name", experiment.model.name, law, 'use model.name = "linear", or sensitivity = "clipped"')
+        reason = "only softmax regression is proven convex and smooth"
+        refuse("model.name", experiment.model.name, reason, 'use model.name = "linear", or sensitivity = "clipped"')
     if experiment.model.target != "classification" or experiment.model.loss is not None:
-        law = "only the cross entropy of softmax regression is proven convex and smooth here"
-        refuse("model.task", experiment.model.loss or experiment.model.target, law, 'use sensitivity = "clipped"')
+        reason = "only the cross entropy of softmax regression is proven convex and smooth here"
+        refuse("model.task", experiment.model.loss or experiment.model.target, reason, 'use sensitivity = "clipped"')
     if local.momentum or local.adaptive:
-        law = "momentum and moments make steps that are no contraction"
-        refuse("local.optimizer", local.optimizer or "momentum", law, 'use optimizer = "sgd" and momentum = 0')
+        reason = "momentum and moments make steps that are no contraction"
+        refuse("local.optimizer", local.optimizer or "momentum", reason, 'use optimizer = "sgd" and momentum = 0')
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        law = "the bound on a convex step is for one learning rate"
-        refuse("local.schedule", local.schedule or "warmup", law, "remove it")
+        reason = "the bound on a convex step is for one learning rate"
+        refuse("local.schedule", local.schedule or "warmup", reason, "remove it")
     if local.augment is not None or local.stragglers > 0:
         key = "augment" if local.augment is not None else "stragglers"
-        law = "convex steps are on the examples themselves, as many as was planned"
-        refuse(f"local.{key}", "given", law, "remove it")
+        reason = "convex steps are on the examples themselves, as many as was planned"
+        refuse(f"local.{key}", "given", reason, "remove it")
     if experiment.algorithm.split is not None:
         refuse("algorithm.split", "given", "convex steps are on the whole model", "remove it")
     if experiment.privacy.mechanism == "gaussian" and experiment.samples_scheme not in ("poisson", "full"):
-        law = "the rate of a convex segment is that of independent draws"
-        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
+        reason = "the rate of a convex segment is that of independent draws"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, reason, 'use scheme = "poisson"')
 
 
 def check_solution(experiment: "Experiment") -> None:
     """Raise unless the local training is one for which the sensitivity holds."""
     privacy, local = experiment.privacy, experiment.local
     if experiment.samples_scheme not in ("shuffle", "full"):
-        law = f"{privacy.mechanism} perturbation noises the result, not the steps"
-        refuse("sampling.samples.scheme", experiment.samples_scheme, law, "use shuffle or full")
+        reason = f"{privacy.mechanism} perturbation noises the result, not the steps"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, reason, "use shuffle or full")
     if privacy.mechanism == "objective" or privacy.sensitivity == "strongly_convex":
         _check_exact(experiment)
     if privacy.sensitivity == "per_sample_mean":
         one_mean = experiment.samples_scheme == "full" and local.steps == 1 and local.weight_decay == 0
         if not one_mean:
-            law = "the result must be one mean of clipped per-example gradients"
+            reason = "the result must be one mean of clipped per-example gradients"
             way_out = "use local.steps = 1, weight_decay = 0 and sampling.samples.scheme = full"
-            refuse("privacy.sensitivity", "per_sample_mean", law, way_out)
+            refuse("privacy.sensitivity", "per_sample_mean", reason, way_out)
 
 
 def _check_exact(experiment: "Experiment") -> None:
     if experiment.model.name != "linear":
-        law = "the bound needs the exact minimiser of a convex loss, which a network does not have"
-        refuse("model.name", experiment.model.name, law, 'use model.name = "linear", or mechanism = "gaussian"')
+        reason = "the bound needs the exact minimiser of a convex loss, which a network does not have"
+        refuse("model.name", experiment.model.name, reason, 'use model.name = "linear", or mechanism = "gaussian"')
     if experiment.local.stragglers > 0:
-        law = "the exact minimiser cannot be half done"
-        refuse("local.stragglers", experiment.local.stragglers, law, "use stragglers = 0")
+        reason = "the exact minimiser cannot be half done"
+        refuse("local.stragglers", experiment.local.stragglers, reason, "use stragglers = 0")
 
 
 def check_everyone(experiment: "Experiment") -> None:
@@ -399,8 +398,10 @@ def check_everyone(experiment: "Experiment") -> None:
     if not privacy.everyone_sends_noise:
         return
     if (privacy.unit, privacy.mechanism, privacy.place) != ("client", "gaussian", "client"):
-        law = 'is of noise that clients add to their updates: unit = "client", mechanism = "gaussian", where = "client"'
-        invalid(name, True, law, "leave it out")
+        reason = (
+            'is of noise that clients add to their updates: unit = "client", mechanism = "gaussian", where = "client"'
+        )
+        invalid(name, True, reason, "leave it out")
     if experiment.topology.kind != "star":
         invalid(name, True, f"everybody's noise is in the one mean of a star, this is a {experiment.topology.kind}")
     # Integer noise is exact post-processing of one Gaussian; for a sum of several rounded noises that is not true.
@@ -408,13 +409,64 @@ def check_everyone(experiment: "Experiment") -> None:
         invalid(name, True, "a sum of rounded noises is not a rounded Gaussian", 'use arithmetic = "float"')
 
 
+class AdaptiveClipping(Section):
+    """How the clip norm follows the norms of the updates: the rule of Andrew et al. 2021."""
+
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """gamma: the share of updates that should lie inside the clip norm."""
+    learning_rate: Positive = 0.2
+    """eta: the clip norm is multiplied by exp(-eta (share inside - quantile)) after every release."""
+    count_noise_multiplier: Positive | None = None
+    """Noise of the count over its sensitivity of 1/2; default: 10 times the noise multiplier of the release."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_means_defaults(cls, given: Any) -> Any:
+        return {} if given is True else given
+
+
+def check_adaptive(experiment: "Experiment") -> None:
+    """Raise for adaptive clipping unless a trusted server clips, counts and noises the updates of clients."""
+    privacy, name, value = experiment.privacy, "privacy.adaptive_clipping", "given"
+    if privacy.adaptive_clipping is None:
+        return
+    if privacy.unit == "none":
+        invalid(name, value, 'unit = "none" clips nothing', "remove it")
+    if privacy.unit == "sample":
+        reason = "the count is of clients; gradients of single examples are clipped inside local steps, uncounted"
+        refuse(name, value, reason, 'remove it, or use unit = "client"')
+    if privacy.mechanism != "gaussian":
+        reason = f"mean and count are one Gaussian release, and this is {privacy.mechanism}"
+        refuse(name, value, reason, 'use mechanism = "gaussian"')
+    if privacy.place != "server":
+        reason = "the party that clips must be trusted with who was clipped"
+        refuse("privacy.where", privacy.place, f"{name} is given, and {reason}", 'use where = "server", or remove it')
+    if privacy.noise == "correlated":
+        reason = "the bound of a stream of noise is for one clip norm"
+        refuse(name, value, reason, f"remove it, or {INDEPENDENT}")
+    if experiment.algorithm.split is not None:
+        refuse(name, value, "parts of the model have clip norms of their own", "remove it, or remove split")
+    if experiment.algorithm.settings.get("control") is not None:
+        refuse(name, value, "adaptive control plans with one clip norm", "remove it, or remove algorithm.control")
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+NamedPart = Annotated[tuple[Names, ...], Field(strict=False)]
+NamedParts = Annotated[tuple[NamedPart, ...], Field(strict=False)]
+"""Partitions, each a list of parts, each a list of parameters or layers."""
+Weights = Annotated[tuple[Positive, ...], Field(strict=False)]
+
+
 class Split(Section):
-    """How many parts, what stays unsplit, and how the two are clipped."""
+    """The parts, what stays unsplit, how subjects choose among them, and how the two are clipped."""
 
     by: Literal["blocks", "dropout"] = "blocks"
-    parts: Count = 2
+    parts: Count | NamedParts = 2
     unsplit: Annotated[tuple[str, ...], Field(strict=False)] = ()
     partitions: Count = 1
+    part_weights: Weights = ()
+    partition_weights: Weights = ()
+    cycle: bool = False
     unsplit_clip_norm: ClipNorm | None = None
     unsplit_noise: Positive = 1.0
 
@@ -423,15 +475,64 @@ class Split(Section):
     def _a_word_will_do(cls, given: Any) -> Any:
         return {"by": given} if isinstance(given, str) else given
 
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _parts_may_be_named(cls, given: Any) -> Any:
+        return list_partitions(given)
+
     @model_validator(mode="after")
-    def _dropout_has_two_parts(self) -> "Split":
+    def _has_its_own_keys(self) -> "Split":
+        keys = ("parts", "unsplit", "partitions", "part_weights", "partition_weights", "cycle")
+        changed = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
         if self.by == "dropout":
-            own = {"parts": self.parts != 2, "unsplit": bool(self.unsplit), "partitions": self.partitions != 1}
-            for key, given in own.items():
-                if given:
-                    law = "dropout has two parts, and the model's layers say what is unsplit"
-                    invalid(f"algorithm.split.{key}", getattr(self, key), law, "remove it")
+            for key in changed:
+                reason = "dropout has two parts, and the model's layers say what is unsplit"
+                invalid(f"algorithm.split.{key}", getattr(self, key), reason, "remove it")
+        if not isinstance(self.parts, int) and (self.unsplit or self.partitions != 1):
+            key = "unsplit" if self.unsplit else "partitions"
+            reason = "parts are given by name: parameters in no list are unsplit, and each list of parts is a partition"
+            invalid(f"algorithm.split.{key}", getattr(self, key), reason, "remove it")
+        self._check_choice()
         return self
+
+    def _check_choice(self) -> None:
+        named = () if isinstance(self.parts, int) else self.parts
+        partitions = len(named) or self.partitions
+        if self.cycle and partitions == 1:
+            invalid("algorithm.split.cycle", True, "there is one partition", "give several, or remove it")
+        if self.cycle and self.partition_weights:
+            value, reason = list(self.partition_weights), "cycle = true chooses the partition by round"
+            invalid("algorithm.split.partition_weights", value, reason, "remove one of them")
+        counts = {self.parts} if isinstance(self.parts, int) else {len(way) for way in self.parts}
+        for key, wanted in (("part_weights", counts), ("partition_weights", {partitions})):
+            weights = getattr(self, key)
+            if weights and wanted != {len(weights)}:
+                reason = f"has {len(weights)} weights for {' or '.join(map(str, sorted(wanted)))} {key[:-8]}s"
+                invalid(f"algorithm.split.{key}", list(weights), reason, "give one weight each")
+
+
+def list_partitions(parts: Any) -> Any:
+    """Return `parts` as a number or a list of partitions; one partition, a list of parts, becomes the only one.
+
+    >>> list_partitions([["conv1"], ["conv2", "output.weight"]])
+    [[['conv1'], ['conv2', 'output.weight']]]
+    """
+
+    def is_part(value: Any) -> bool:
+        return isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
+
+    def is_partition(value: Any) -> bool:
+        return isinstance(value, list | tuple) and bool(value) and all(map(is_part, value))
+
+    if is_partition(parts):
+        return [parts]
+    listed = isinstance(parts, list | tuple) and bool(parts) and all(map(is_partition, parts))
+    if not listed and (type(parts) is not int or not 1 <= parts <= 10**9):
+        reason = (
+            "is a whole number from 1 on, a list of parts, or a list of partitions; a part lists parameters or layers"
+        )
+        invalid("algorithm.split.parts", parts, reason, 'e.g. [["conv1"], ["conv2", "output.weight"]]')
+    return parts
 
 
 def check_split(experiment: "Experiment") -> None:
@@ -440,14 +541,14 @@ def check_split(experiment: "Experiment") -> None:
     if experiment.algorithm.split is None:
         return
     if experiment.local.augment is not None:
-        law = "views of an example would be averaged over parts"
-        refuse("local.augment", "given", law, "remove local.augment or algorithm.split")
+        reason = "views of an example would be averaged over parts"
+        refuse("local.augment", "given", reason, "remove local.augment or algorithm.split")
     if privacy.unit == "none":
         return
     if privacy.mechanism != "gaussian":
         perturbs = privacy.mechanism in PERTURBATIONS
-        law = f"{privacy.mechanism} {'perturbation trains the whole model' if perturbs else 'releases whole models'}"
-        refuse("algorithm.split", "given", law, 'use mechanism = "gaussian", or remove split')
+        reason = f"{privacy.mechanism} {'perturbation trains the whole model' if perturbs else 'releases whole models'}"
+        refuse("algorithm.split", "given", reason, 'use mechanism = "gaussian", or remove split')
     if privacy.adjacency == "replace":
-        law = "splitting is accounted as add/remove: a subject against none"
-        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or remove algorithm.split')
+        reason = "splitting is accounted as add/remove: a subject against none"
+        refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or remove algorithm.split')

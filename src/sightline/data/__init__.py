@@ -1,8 +1,8 @@
 """Data sets, partitions into clients, and the resulting federation."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.load import DatasetStatus, available_datasets, load_federation
-from sightline.data.own import PYTHON, GivenData, read_given
+from sightline.data.given import PYTHON, GivenData, read_given, settle_data
+from sightline.data.load import DatasetStatus, available_datasets, deal_given, load_federation
 
 __all__ = [
     "PYTHON",
@@ -13,6 +13,8 @@ __all__ = [
     "Kind",
     "Shard",
     "available_datasets",
+    "deal_given",
     "load_federation",
     "read_given",
+    "settle_data",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data, Features
-from sightline.console import Terminal, on_terminal
+from sightline.console import ProgressBar
 from sightline.data.federation import Kind
 from sightline.data.source import Partition, Scale, Table
 from sightline.errors import invalid
@@ -252,21 +252,21 @@ def _features_of(table: Table, wanted: Features, source: str, scale: Normalisati
 
 def _check_images(table: Table, settings: Data, wanted: Features) -> None:
     if table.kind is not Kind.IMAGE:
-        law = f"scattering is of images, and {settings.source} holds none"
-        invalid("data.features", wanted.transform, law, "remove it, or use another source")
+        reason = f"scattering is of images, and {settings.source} holds none"
+        invalid("data.features", wanted.transform, reason, "remove it, or use another source")
     if any(side % STEP or side <= STEP for side in table.x.shape[2:]):
-        law = f"sides of {' x '.join(map(str, table.x.shape[2:]))} pixels are not multiples of {STEP} beyond {STEP}"
-        invalid("data.features", wanted.transform, law, "remove it")
+        reason = f"sides of {' x '.join(map(str, table.x.shape[2:]))} pixels are not multiples of {STEP} beyond {STEP}"
+        invalid("data.features", wanted.transform, reason, "remove it")
     if Partition(settings.partition) is Partition.ROTATION:
-        law = "features of a turned image are not the turned features"
-        invalid("data.partition", "rotation", law, "remove data.features")
+        reason = "features of a turned image are not the turned features"
+        invalid("data.partition", "rotation", reason, "remove data.features")
     if wanted.opponent and table.x.shape[1] != len(OPPONENT):
-        law = f"differences of colour are of red, green and blue; {settings.source} has {table.x.shape[1]} channel"
-        invalid("data.features.opponent", "true", law, "remove it")
+        reason = f"differences of colour are of red, green and blue; {settings.source} has {table.x.shape[1]} channel"
+        invalid("data.features.opponent", "true", reason, "remove it")
     channels = CHANNELS * table.x.shape[1]
     if wanted.groups is not None and channels % wanted.groups:
-        law = f"{channels} channels are not divided into groups of equal size"
-        invalid("data.features.groups", wanted.groups, law, "use 27, or another divisor")
+        reason = f"{channels} channels are not divided into groups of equal size"
+        invalid("data.features.groups", wanted.groups, reason, "use 27, or another divisor")
 
 
 def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
@@ -281,9 +281,9 @@ def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Feature
     digest.update(np.ascontiguousarray(pixels).data)
     path = cache_folder() / f"scattering-{digest.hexdigest()}.npy"
     shape = feature_shape(pixels, wanted)
-    found = _read_features(path)
-    if found is not None and found.shape == shape and found.dtype == np.float16:
-        return found
+    result = _read_features(path)
+    if result is not None and result.shape == shape and result.dtype == np.float16:
+        return result
     return _write_features(path, pixels, highest, wanted, words)
 
 
@@ -338,14 +338,8 @@ def _write_features(
 
 def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
     """Return the features, with a progress bar on a terminal."""
-    if not on_terminal():
-        return compute_features(pixels, highest, wanted)
-    bar = Terminal(words, len(pixels))
-    bar.start()
-    try:
+    with ProgressBar(words, len(pixels)) as bar:
         return compute_features(pixels, highest, wanted, lambda done: bar.show(done, len(pixels), "images"))
-    finally:
-        bar.stop()
 
 
 def compute_features(
@@ -357,15 +351,15 @@ def compute_features(
         some = pixels[start : start + BATCH].astype(np.float32) / np.float32(highest)
         if wanted.opponent:
             some = np.einsum("oc,nchw->nohw", np.array(OPPONENT, np.float32), some)
-        found = _scatter_channels(some)
+        result = _scatter_channels(some)
         if wanted.mirror:
-            found = (found + _scatter_channels(some[..., ::-1])) / np.float32(2)
-        out[start : start + BATCH] = found[..., : out.shape[3]]
+            result = (result + _scatter_channels(some[..., ::-1])) / np.float32(2)
+        out[start : start + BATCH] = result[..., : out.shape[3]]
         advance(start + len(some))
     return out
 
 
 def _scatter_channels(images: NDArray[np.float32]) -> NDArray[np.float32]:
     examples, channels, height, width = images.shape
-    found = scatter_images(images.reshape(-1, height, width))
-    return found.reshape(examples, channels * CHANNELS, *found.shape[2:])
+    result = scatter_images(images.reshape(-1, height, width))
+    return result.reshape(examples, channels * CHANNELS, *result.shape[2:])

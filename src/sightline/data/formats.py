@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sightline.errors import invalid
+from sightline.plugins import import_extra
 
 
 # Data files come from strangers. A small archive that unpacks to terabytes, a pickle or a header that lies must end in
@@ -202,9 +203,9 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, field: Field |
         surplus = stream.read(1)
     if len(content) != size or surplus:
         raise_broken(path, f'array "{name}" is not of the {size:,} bytes that its header states')
-    found = np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if columns_first else "C")
+    result = np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if columns_first else "C")
     # frombuffer is read-only, and torch warns about read-only arrays.
-    return found.copy()
+    return result.copy()
 
 
 def _read_header(path: Path, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -229,7 +230,7 @@ def read_webp_grid(path: Path, *, side: int, per_row: int) -> NDArray[np.uint8]:
 
 
 def _decode_image(path: Path, edge: int) -> NDArray[np.uint8]:
-    from PIL import Image
+    Image = import_extra("PIL.Image", "images")
 
     try:
         with warnings.catch_warnings():
@@ -246,4 +247,48 @@ def _decode_image(path: Path, edge: int) -> NDArray[np.uint8]:
         raise_broken(path, f"is not a readable WebP picture ({type(error).__name__})")
 
 
-__all__ = ["Field", "read_arrays", "read_csv", "read_idx", "read_npz", "read_webp_grid"]
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "CMYK", "YCbCr")
+"""Pillow's modes of pictures with 8 bits or fewer a channel."""
+
+
+def list_pictures(folder: Path) -> list[tuple[tuple[str, ...], Path]]:
+    """Return (names of the folders between, file) of every image below a folder, sorted; hidden files are left out."""
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES and path.is_file())
+    found = [(path.relative_to(folder).parts, path) for path in files]
+    return sorted((parts[:-1], path) for parts, path in found if not any(part.startswith(".") for part in parts))
+
+
+def read_picture(path: Path, side: int | None = None) -> NDArray[np.uint8]:
+    """Return an image file as (channels, height, width) bytes, scaled to `side` x `side` pixels if given.
+
+    Guarantees: grey pictures have one channel, all others three (red, green, blue). Raises for more than 8 bits a
+    channel and for a picture so large that it may exhaust memory.
+    """
+    Image = import_extra("PIL.Image", "images")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")) as picture:
+                if picture.mode not in GREY + COLOUR:
+                    invalid("data", path, f"a picture of mode {picture.mode}", "convert it to 8 bits a channel")
+                plain = picture.convert("L" if picture.mode in GREY else "RGB")
+                if side is not None and plain.size != (side, side):
+                    plain = plain.resize((side, side), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        invalid("data", path, f"is not a readable picture ({type(error).__name__})", "replace or remove it")
+    pixels = np.asarray(plain)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+__all__ = [
+    "Field",
+    "list_pictures",
+    "read_arrays",
+    "read_csv",
+    "read_idx",
+    "read_npz",
+    "read_picture",
+    "read_webp_grid",
+]

@@ -11,7 +11,8 @@ from sightline.config import Data
 from sightline.data import partition as ways
 from sightline.data.features import transform_table
 from sightline.data.federation import Federation, Kind, Shard
-from sightline.data.own import PYTHON, load_own
+from sightline.data.given import PYTHON, GivenData, read_given, settle_data
+from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
 from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source
@@ -34,9 +35,9 @@ def folder_of(source: Source, root: Path) -> Path:
     if missing:
         where = f"looked for {missing[0]} in {folder.absolute()}"
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        law = f"{where}{more}, not found" if root.is_dir() else f"no data folder {root.absolute()} ({where}{more})"
+        reason = f"{where}{more}, not found" if root.is_dir() else f"no data folder {root.absolute()} ({where}{more})"
         way_out = f"{VARIABLE} names the folder that holds {source.name}/, and `sightline datasets` tells how to get it"
-        invalid("data.source", source.name, law, way_out)
+        invalid("data.source", source.name, reason, way_out)
     return folder
 
 
@@ -96,14 +97,22 @@ def load_federation(
     """Read the source that `settings` name and deal it to clients, with the targets that `task` predicts.
 
     `root` is the data folder; by default the folder that SIGHTLINE_DATA names, else `data/` in the working folder. A
-    source `package.module:function` is the user's own function (docs/data.md).
+    source `package.module:function` is the user's own function, and a path is the user's own file or folder
+    (docs/data.md).
 
     Guarantees: equal settings and streams give equal shards. Every client has a training example. Every shard has
     finite inputs and finite targets, labels being 0 .. classes - 1.
     """
     if settings.source == PYTHON:
-        law = "the examples were handed over by a Python program, and no file can give them back"
-        invalid("data.source", PYTHON, law, "hand them over again: sightline.run(..., data=...)")
+        reason = "the examples were handed over by a Python program, and no file can give them back"
+        invalid("data.source", PYTHON, reason, "hand them over again: sightline.run(..., data=...)")
+    if settings.is_path:
+        given = read_given(settings.source, None, settings.options)
+        settled = settings.model_copy(update=settle_data(settings, given, task, source=settings.source))
+        if settled.clients != settings.clients:
+            reason = f"{settings.source} has {settled.clients} clients"
+            invalid("data.clients", settings.clients, reason, f"write clients = {settled.clients}")
+        return deal_given(given, settled, streams, task)
     if ":" in settings.source:
         return load_own(settings, streams=streams, task=task)
     source = find_source(settings.source)
@@ -113,6 +122,18 @@ def load_federation(
     table = as_task(source.read(Request(settings, streams, folder, options, task)), settings, task)
     table = transform_table(table, settings)
     return _build_federation(table, settings, options.get("users", ""), streams)
+
+
+def deal_given(given: GivenData, settings: Data, streams: Streams, task: str = "classification") -> Federation:
+    """Return the federation of given data: of the clients that they name, or dealt by the partition of the settings."""
+    if settings.partition == "natural":
+        return given.deal(settings, streams, task)
+    _check_reuse(settings)
+    table = as_task(given.as_table(settings, task), settings, task)
+    if table.test is not None:
+        # As for clients that bring their own: a given test set is the only one, and no examples are split.
+        settings = settings.model_copy(update={"test_fraction": 0.0})
+    return _build_federation(table, settings, settings.options.get("users", ""), streams)
 
 
 def _build_federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:
@@ -155,7 +176,8 @@ def _deal_parts(table: Table, settings: Data, users: str, rng: np.random.Generat
 
 def _owner_of(table: Table) -> NDArray[np.int64]:
     if table.owner is None:
-        invalid("data.partition", "by_user", "the source does not say whose examples they are", 'use "iid"')
+        reason = "the data do not say whose examples they are"
+        invalid("data.partition", "by_user", reason, 'use "iid", or give them by user, e.g. in a column "client"')
     return table.owner
 
 
@@ -164,8 +186,8 @@ def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, strea
     rng = streams.rng(Purpose.SUBSAMPLE, round=TEST)
     if table.test is None:
         if not len(union):
-            law = "this source has no test set of its own, and no client keeps examples for testing"
-            invalid("data.test_fraction", settings.test_fraction, law, "use 0.2 and two examples a client")
+            reason = "this source has no test set of its own, and no client keeps examples for testing"
+            invalid("data.test_fraction", settings.test_fraction, reason, "use 0.2 and two examples a client")
         return _fewer_of(union, settings.test_samples, rng)
     test = keep_fewer(table.test, name="data.test_samples", keep=settings.test_samples, rng=rng)
     clusters = settings.clusters or (1,)
@@ -187,11 +209,15 @@ def _fewer_of(shard: Shard, keep: int | None, rng: np.random.Generator) -> Shard
 
 def _check_partition(source: Source, settings: Data) -> None:
     if settings.partition not in source.partitions:
-        law = f"does not fit the source {source.name}"
-        invalid("data.partition", settings.partition, law, "use " + " or ".join(f'"{p}"' for p in source.partitions))
+        reason = f"does not fit the source {source.name}"
+        invalid("data.partition", settings.partition, reason, "use " + " or ".join(f'"{p}"' for p in source.partitions))
+    _check_reuse(settings)
+
+
+def _check_reuse(settings: Data) -> None:
     if settings.reuse and settings.clusters is None:
-        law = "only clusters get the whole data set each"
-        invalid("data.reuse", "true", law, 'use partition = "rotation" or "label_shift", or reuse = false')
+        reason = "only clusters get the whole data set each"
+        invalid("data.reuse", "true", reason, 'use partition = "rotation" or "label_shift", or reuse = false')
 
 
 def _check_shift(table: Table, settings: Data, shift: Shift) -> None:
@@ -201,8 +227,8 @@ def _check_shift(table: Table, settings: Data, shift: Shift) -> None:
     if shift is Shift.ROTATION and (table.kind is not Kind.IMAGE or table.x.shape[-1] != table.x.shape[-2]):
         invalid("data.partition", "rotation", "only square images can be turned", 'use "label_shift"')
     if shift is Shift.LABELS and count > table.classes:
-        law = f"with {table.classes} classes there are only {table.classes} shifts"
-        invalid("data.clusters", settings.clusters, law, f"use at most {table.classes} clusters")
+        reason = f"with {table.classes} classes there are only {table.classes} shifts"
+        invalid("data.clusters", settings.clusters, reason, f"use at most {table.classes} clusters")
 
 
 def _enough_examples(settings: Data, examples: int) -> None:

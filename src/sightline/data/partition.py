@@ -86,16 +86,16 @@ def label_shards(
     """
     present = np.unique(labels)
     if labels_per_client > len(present):
-        law = f"the data have {len(present)} labels"
-        invalid("data.labels_per_client", labels_per_client, law, f"give at most {len(present)}")
+        reason = f"the data have {len(present)} labels"
+        invalid("data.labels_per_client", labels_per_client, reason, f"give at most {len(present)}")
     holds = _assign_labels(len(present), clients, labels_per_client, rng)
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for column, label in enumerate(present):
         holders = np.flatnonzero(holds[:, column])
         members = rng.permutation(np.flatnonzero(labels == label))
         if len(holders) > len(members):
-            law = f"label {label} has {len(members)} examples for the {len(holders)} clients that are to hold it"
-            invalid("data.clients", clients, law, "give fewer clients, fewer labels_per_client or more examples")
+            reason = f"label {label} has {len(members)} examples for the {len(holders)} clients that are to hold it"
+            invalid("data.clients", clients, reason, "give fewer clients, fewer labels_per_client or more examples")
         for client, piece in zip(holders, np.array_split(members, max(1, len(holders))), strict=False):
             pieces[client].append(piece)
     return [rng.permutation(np.concatenate(piece)) for piece in pieces]

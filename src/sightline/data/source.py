@@ -134,8 +134,8 @@ class Option:
             invalid(f"data.options.{name}", value, "one of " + ", ".join(self.words), f'e.g. "{self.default}"')
         number = isinstance(value, int) and not isinstance(value, bool)
         if not self.words and not (number and self.lowest <= value <= self.highest):
-            law = f"a whole number from {self.lowest} to {self.highest}"
-            invalid(f"data.options.{name}", value, law, f"e.g. {self.default}")
+            reason = f"a whole number from {self.lowest} to {self.highest}"
+            invalid(f"data.options.{name}", value, reason, f"e.g. {self.default}")
 
 
 @dataclass(frozen=True)

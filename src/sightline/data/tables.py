@@ -6,6 +6,7 @@ Parquet file. None of these packages is imported unless a Parquet file is read.
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.data.source import Option
 from sightline.errors import did_you_mean, invalid
 from sightline.formatting import read_text
 
@@ -27,6 +29,15 @@ INDEX = re.compile(r"__index_level_\d+__")
 """Name of pandas row numbers in a Parquet file (in a CSV file their column has no name). They are not inputs."""
 LABELS = ("label", "labels", "y")
 """Default names of a label column."""
+TOKENS = "input_ids"
+"""Name that tokenizers give their column of tokens; masks and texts beside it are not inputs."""
+OTHER_OPTIONS = {
+    "vocabulary": Option(5000, 2, 2**31),
+    "padding": Option(0, 0, 2**31),
+    "size": Option(32, 1, 4096),
+    "users": Option("one", words=("one", "grouped")),
+}
+"""Options beside the names of columns: number of tokens, the padding token, side of images, what `by_user` makes."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +49,39 @@ class ColumnNames:
     inputs: tuple[str, ...] | None = None
     tokens: bool = False
     """Whether whole numbers are tokens: a vocabulary is given."""
+    size: int | None = None
+    """Side in pixels that image files are scaled to; None if all have one size."""
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> "ColumnNames":
-        """Return the column names in the options of data passed from Python; raise for an unknown option."""
-        known = ["client", "label", "inputs", "vocabulary"]
+        """Return the column names in the options of data of the user's own; raise for an unknown option."""
+        columns = ["client", "label", "inputs"]
+        known = [*columns, *OTHER_OPTIONS]
         for name, value in options.items():
             if name not in known:
                 invalid(f"data.options.{name}", value, "not an option of data=", did_you_mean(name, known))
             words = value if isinstance(value, list | tuple) and name == "inputs" else [value]
-            if name != "vocabulary" and not (words and all(isinstance(word, str) for word in words)):
+            if name in columns and not (words and all(isinstance(word, str) for word in words)):
                 invalid(f"data.options.{name}", value, "names a column", f'e.g. options = {{{name} = "{name}"}}')
+            if name in OTHER_OPTIONS:
+                OTHER_OPTIONS[name].check(name, value)
         inputs = options.get("inputs")
         named = None if inputs is None else (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        return cls(options.get("client", "client"), options.get("label"), named, "vocabulary" in options)
+        tokens, size = "vocabulary" in options, options.get("size")
+        return cls(options.get("client", "client"), options.get("label"), named, tokens, size)
 
 
 def table_columns(given: Any) -> list[str] | None:
     """Return the names of a table's columns; None for what is not a table."""
-    names = getattr(given, "column_names", None)
-    if names is None:
-        names = getattr(given, "columns", None)
+    names = _raw_names(given)
     if names is None or callable(names) or isinstance(names, str | Mapping) or not hasattr(given, "__getitem__"):
         return None
     return [str(name) for name in names if str(name) and not INDEX.fullmatch(str(name))]
+
+
+def _raw_names(given: Any) -> Any:
+    names = getattr(given, "column_names", None)
+    return getattr(given, "columns", None) if names is None else names
 
 
 # By name, not by position: files of two clients with swapped columns would otherwise be trained as one layout.
@@ -75,6 +95,8 @@ class TableReader:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.names = ColumnNames.read(options)
         self._columns: list[str] | None = None
+        self.picture_shape: tuple[int, ...] | None = None
+        """Shape of the first image file; all others must have it."""
 
     def read_pair(self, who: str, table: Any) -> Pair:
         """Return inputs and labels of a table's rows.
@@ -84,15 +106,23 @@ class TableReader:
         """
         columns = self._same_columns(who, table_columns(table) or [])
         labels = _whole_labels(read_column(who, table, self._find_label(who, columns)))
-        inputs = self._find_inputs(who, columns)
-        found = [read_column(who, table, name) for name in inputs]
-        if len(found) == 1 and found[0].ndim != 1:
-            return scale_pictures(found[0]), labels
-        strange = [one for one in found if one.ndim != 1 or one.dtype.kind not in "biuf"]
-        if strange:
-            law = f"{who}: an input column holds {strange[0].dtype} {strange[0].shape[1:]}, not one number a row"
-            invalid("data.options.inputs", inputs, law, "name the columns to use")
-        return np.stack([one.astype(np.int64 if self.names.tokens else np.float64) for one in found], axis=1), labels
+        return self.read_inputs(who, table, self._find_inputs(who, columns)), labels
+
+    def read_inputs(self, who: str, table: Any, inputs: list[str]) -> NDArray[Any]:
+        """Return the named columns as inputs; raise for one that does not hold numbers, with its name."""
+        result = [read_column(who, table, name) for name in inputs]
+        if len(result) == 1 and result[0].ndim != 1 and result[0].dtype.kind in "biuf":
+            return channels_first(result[0])
+        fit = [name for name, one in zip(inputs, result, strict=True) if one.ndim == 1 and one.dtype.kind in "biuf"]
+        for name, column in zip(inputs, result, strict=True):
+            if name not in fit:
+                way_out = f"name the inputs: options = {{inputs = {json.dumps(fit[:8])}}}" if fit else "give numbers"
+                invalid("data.options.inputs", name, f"{who}: {_describe_cells(column)}", way_out)
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                row = int(np.flatnonzero(~np.isfinite(column))[0])
+                reason = f"{who}: this column has NaN or infinity in row {row}"
+                invalid("data.options.inputs", name, reason, "fill or drop such rows")
+        return np.stack([one.astype(np.int64 if self.names.tokens else np.float64) for one in result], axis=1)
 
     def split_by_client(self, who: str, table: Any) -> dict[Any, Pair]:
         """Return each client's rows, ordered by the sorted values of the client column."""
@@ -110,14 +140,14 @@ class TableReader:
         parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
         return {value: (x[part], y[part]) for value, part in zip(values.tolist(), parts, strict=True)}
 
-    def label_count(self, table: Any) -> int | None:
-        """Return the number of classes that a Hugging Face data set declares, or None."""
+    def declared_classes(self, table: Any) -> tuple[str, ...] | None:
+        """Return the names of classes that a Hugging Face data set declares, or None."""
         columns, features = table_columns(table), getattr(table, "features", None)
         if columns is None or not isinstance(features, Mapping):
             return None
         # A fact of the schema, not of the rows: counting the labels of private rows would be a release.
-        count = getattr(features.get(self._find_label("data", columns)), "num_classes", None)
-        return count if isinstance(count, int) else None
+        names = getattr(features.get(self._find_label("data", columns)), "names", None)
+        return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
     def _same_columns(self, who: str, columns: list[str]) -> list[str]:
         """Return the columns of the first table; raise if this table has others."""
@@ -132,20 +162,22 @@ class TableReader:
     def _find_label(self, who: str, columns: list[str]) -> str:
         if self.names.label is not None:
             return _known_column(who, "label", self.names.label, columns)
-        found = [name for name in LABELS if name in columns]
-        if len(found) != 1:
-            law = f"{who}: {len(found) or 'none'} of its columns could be the label ({', '.join(LABELS)})"
-            invalid("data.options.label", "missing", law, f"name it; there are {', '.join(columns[:8])}")
-        return found[0]
+        result = [name for name in LABELS if name in columns]
+        if len(result) != 1:
+            reason = f"{who}: {len(result) or 'none'} of its columns could be the label ({', '.join(LABELS)})"
+            invalid("data.options.label", "missing", reason, f"name it; there are {', '.join(columns[:8])}")
+        return result[0]
 
     def _find_inputs(self, who: str, columns: list[str]) -> list[str]:
         """Return the named input columns, else all columns that are left."""
         if self.names.inputs is not None:
             return [_known_column(who, "inputs", name, columns) for name in self.names.inputs]
-        found = [name for name in columns if name != self._find_label(who, columns)]
-        if not found:
+        if TOKENS in columns:
+            return [TOKENS]
+        result = [name for name in columns if name != self._find_label(who, columns)]
+        if not result:
             invalid("data.options.inputs", "missing", f"{who}: no column is left for the inputs", "name them")
-        return found
+        return result
 
 
 def _known_column(who: str, key: str, name: str, columns: list[str]) -> str:
@@ -154,14 +186,45 @@ def _known_column(who: str, key: str, name: str, columns: list[str]) -> str:
     return name
 
 
+def _describe_cells(column: NDArray[Any]) -> str:
+    if column.ndim != 1:
+        return f"a row of this column holds {column.dtype} {column.shape[1:]}, not one number"
+    row = next((row for row, cell in enumerate(column.tolist()) if not _is_number(cell)), 0)
+    return f"this column holds text or gaps, not numbers (row {row}: {str(column[row])[:30]!r})"
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
     """Return one column as an array; rows that are arrays are stacked."""
+    column: Any = None
     try:
-        column = table.with_format("numpy")[name][:] if hasattr(table, "with_format") else table[name]
+        # A data frame's columns may be numbers.
+        key = next(one for one in _raw_names(table) if str(one) == name)
+        column = table.with_format("numpy")[name][:] if hasattr(table, "with_format") else table[key]
         return stack_rows(column)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        invalid("data", name, f"{who}: the column cannot be read as one array ({cause})", "give rows of one shape")
+        reason = explain_lengths(column) or f"the column cannot be read as one array ({cause}); give rows of one shape"
+        invalid("data", name, f"{who}: {reason}")
+
+
+def explain_lengths(rows: Any) -> str | None:
+    """Return what to do about rows of several lengths, such as texts that were not padded; None for other rows."""
+    try:
+        lengths = {len(row) for row in rows if np.ndim(row[0]) == 0}
+    except Exception:
+        return None
+    if len(lengths) < 2:
+        return None
+    how = 'pad every example to one length, e.g. tokenizer(..., padding="max_length", truncation=True)'
+    return f"rows have {min(lengths)} to {max(lengths)} numbers; {how}"
 
 
 def stack_rows(rows: Any) -> NDArray[Any]:
@@ -169,8 +232,8 @@ def stack_rows(rows: Any) -> NDArray[Any]:
     whole = to_array(rows)
     if whole.dtype != object and whole.ndim:
         return whole
-    found = [to_array(row) for row in (whole if whole.ndim else rows)]
-    return np.stack(found) if any(one.ndim for one in found) else whole
+    result = [to_array(row) for row in (whole if whole.ndim else rows)]
+    return np.stack(result) if any(one.ndim for one in result) else whole
 
 
 def to_array(value: Any) -> NDArray[Any]:
@@ -178,17 +241,15 @@ def to_array(value: Any) -> NDArray[Any]:
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
-def scale_pictures(x: NDArray[Any]) -> NDArray[Any]:
-    """Return byte images with any channel order as (n, channels, height, width) in [0, 1]; other arrays unchanged.
+def channels_first(x: NDArray[Any]) -> NDArray[Any]:
+    """Return byte images with any channel order as (n, channels, height, width); other arrays unchanged.
 
-    >>> scale_pictures(np.full((2, 4, 5, 3), 255, dtype=np.uint8)).shape
+    >>> channels_first(np.full((2, 4, 5, 3), 255, dtype=np.uint8)).shape
     (2, 3, 4, 5)
     """
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return x
-    first = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1) if x.shape[-1] in (1, 3, 4) else x
-    scaled: NDArray[np.float32] = np.divide(first, np.float32(255), dtype=np.float32)
-    return scaled
+    return x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1) if x.shape[-1] in (1, 3, 4) else x
 
 
 def _whole_labels(labels: NDArray[Any]) -> NDArray[Any]:
@@ -199,22 +260,51 @@ def _whole_labels(labels: NDArray[Any]) -> NDArray[Any]:
     return labels.astype(np.int64) if whole else labels
 
 
-def read_csv_table(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Return the columns of a CSV file of numbers with a header."""
+def read_csv_table(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the columns of a CSV file with a header: float64 if every cell is a number, else text."""
     try:
         text = read_text(path)
-        header = next(csv.reader(io.StringIO(text, newline="")), [])
+        header = [name.strip() for name in next(csv.reader(io.StringIO(text, newline="")), [])]
         body = text.split("\n", 1)[1] if "\n" in text else ""
         if not header or not body.strip():
             invalid("data", path, "has no rows below a header", "its first line names the columns")
-        # comments=None: a "#" is an error in the data, not the start of a comment.
-        rows = np.loadtxt(io.StringIO(body), delimiter=",", quotechar='"', comments=None, ndmin=2)
+        if len(set(header)) != len(header):
+            invalid("data", path, "two columns have one name", "name each column once")
+        try:
+            # comments=None: a "#" is an error in the data, not the start of a comment.
+            rows = np.loadtxt(io.StringIO(body), delimiter=",", quotechar='"', comments=None, ndmin=2)
+            columns = [*rows.T]
+        except ValueError:
+            columns = _read_mixed_columns(path, text, len(header))
     except (OSError, ValueError, csv.Error) as error:
         cause = " ".join(str(error).split())[:120]
-        invalid("data", path, f"is not a CSV file of numbers ({cause})", "one header line, then numbers")
-    if rows.shape[1] != len(header) or len(set(header)) != len(header):
-        invalid("data", path, f"{rows.shape[1]} numbers a row for {len(header)} columns", "name each column once")
-    return {name.strip(): rows[:, place] for place, name in enumerate(header)}
+        invalid("data", path, f"is not a CSV file ({cause})", "one header line, then rows of as many cells")
+    if len(columns) != len(header):
+        invalid("data", path, f"{len(columns)} cells a row for {len(header)} columns", "name each column once")
+    return dict(zip(header, columns, strict=True))
+
+
+def _read_mixed_columns(path: Path, text: str, width: int) -> list[NDArray[Any]]:
+    """Return the columns of a CSV file of which some hold text."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    next(reader)
+    rows = []
+    for row in reader:
+        if row and len(row) != width:
+            reason = f"line {reader.line_num} has {len(row)} cells, the header {width}"
+            invalid("data", path, reason, "quote cells that hold a comma")
+        if row:
+            rows.append(row)
+    cells = (np.array(column) for column in zip(*rows, strict=True))
+    return [np.char.strip(column) if _holds_text(column) else column.astype(np.float64) for column in cells]
+
+
+def _holds_text(column: NDArray[Any]) -> bool:
+    try:
+        column.astype(np.float64)
+    except ValueError:
+        return True
+    return False
 
 
 def read_parquet_table(path: Path) -> Any:
@@ -245,9 +335,9 @@ class FileTable:
 
 def list_files(folder: Path) -> dict[str, Path]:
     """Return the CSV and Parquet files of a folder by name, sorted; raise if there are none or two per client."""
-    found = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet")}
+    result = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet")}
     count = sum(path.suffix in (".csv", ".parquet") for path in folder.iterdir())
-    if not found or len(found) != count:
-        law = "two files are of one client" if found else "holds no .csv or .parquet file"
-        invalid("data", folder, law, "give one file for each client")
-    return found
+    if not result or len(result) != count:
+        reason = "two files are of one client" if result else "holds no .csv or .parquet file"
+        invalid("data", folder, reason, "give one file for each client")
+    return result

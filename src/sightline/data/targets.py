@@ -4,6 +4,7 @@ A target is one row of `Shard.y`. Which arrays can be targets depends on the tas
 values, which are private.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,25 +48,67 @@ def check_targets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data, ta
 
 
 def check_labels(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
-    """Return labels; raise unless each is a whole number from 0 to data.classes - 1."""
+    """Return labels as numbers from 0 to data.classes - 1; raise for one outside, or not among the named classes."""
+    if y.ndim == 1 and settings.class_names is not None:
+        return _number_labels(who, y, settings)
+    if y.ndim == 1 and y.dtype.kind in "UOS" and y.size:
+        # Names of folders and cells of text columns may be numbers.
+        if not all(is_numeral(label) for label in y.tolist()):
+            known = sorted({str(label)[:30] for label in y.tolist()})
+            shown = ", ".join(f'"{label}"' for label in known[:6]) + (", ..." if len(known) > 6 else "")
+            reason = f"{who}: labels are text ({shown}), and which there are must be public, not learned from data"
+            invalid("data.classes", settings.classes, reason, 'list their names, all of them: classes = ["cat", "dog"]')
+        y = y.astype(np.int64)
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        law = f"{who}: labels are {y.dtype} {y.shape}, expected whole numbers (n,)"
-        invalid("data.source", settings.source, law)
+        reason = f"{who}: labels are {y.dtype} {y.shape}, expected whole numbers (n,)"
+        invalid("data.source", settings.source, reason)
     if y.size and y.min() < 0:
         invalid("data.source", settings.source, f"{who}: label {y.min()}, labels count from 0")
     # The number of classes is a setting. Counting labels would release a fact of private data that no ledger entry
     # covers.
     if y.size and y.max() >= settings.classes:
-        law = f"{who}: label {y.max()} with data.classes={settings.classes}"
-        invalid("data.source", settings.source, law, "set data.classes to the number of classes")
+        reason = f"{who}: label {y.max()} with data.classes={settings.classes}, labels count from 0"
+        way_out = "set data.classes to the number of classes, or list the labels: classes = [1, 2, 3]"
+        invalid("data.source", settings.source, reason, way_out)
     return y.astype(np.int64, copy=False)
+
+
+def _number_labels(who: str, y: NDArray[Any], settings: Data) -> NDArray[np.int64]:
+    """Return each label's position among the names of classes; whole numbers are positions if no name is a number."""
+    names = [str(name) for name in settings.class_names or ()]
+    if y.dtype.kind == "b":
+        y = y.astype(np.int64)
+    if y.dtype.kind in "iu" and not any(map(is_numeral, names)):
+        names = [str(number) for number in range(len(names))]
+    values, index = np.unique(y if y.dtype.kind in "iuf" else y.astype(str), return_inverse=True)
+    # A table's whole numbers may come as floats, and text may have blanks around it.
+    texts = [
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+        for value in values.tolist()
+    ]
+    for text in texts:
+        if text not in names:
+            reason = f"{who}: label {text[:30]!r} is not among them"
+            invalid(
+                "data.classes", list(settings.class_names or ())[:8], reason, "add it if it is public, or drop the row"
+            )
+    return np.array([names.index(text) for text in texts], dtype=np.int64)[index]
+
+
+def is_numeral(label: Any) -> bool:
+    """Return whether a label or a name is a whole number, or one as text.
+
+    >>> [is_numeral(label) for label in (3, "3", "-1", "three", 2.5)]
+    [True, True, True, False, False]
+    """
+    return isinstance(label, str | int) and re.fullmatch(r"-?[0-9]{1,18}", str(label)) is not None
 
 
 def check_label_sets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return label sets; raise unless they are (n, labels) of zeros and ones."""
     if y.ndim != 2 or y.dtype.kind not in "biuf":
-        law = f"{who}: sets of labels are {y.dtype} {y.shape}, expected zeros and ones (n, labels)"
-        invalid("data.source", settings.source, law)
+        reason = f"{who}: sets of labels are {y.dtype} {y.shape}, expected zeros and ones (n, labels)"
+        invalid("data.source", settings.source, reason)
     if not np.isin(y, (0, 1)).all():
         invalid("data.source", settings.source, f"{who}: sets of labels hold other numbers than 0 and 1")
     return y.astype(np.float32, copy=False)
@@ -74,29 +117,29 @@ def check_label_sets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data)
 def check_numbers(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return regression targets; raise unless they are (n,) or (n, targets) finite numbers."""
     if y.ndim not in (1, 2) or y.dtype.kind not in "iuf":
-        law = f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n,) or (n, targets)"
-        invalid("data.source", settings.source, law)
+        reason = f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n,) or (n, targets)"
+        invalid("data.source", settings.source, reason)
     # Overflow to infinity is caught by the check below.
     with np.errstate(over="ignore"):
-        found = y.astype(np.float32, copy=False)
-    if not np.isfinite(found).all():
+        result = y.astype(np.float32, copy=False)
+    if not np.isfinite(result).all():
         invalid("data.source", settings.source, f"{who}: targets hold NaN or infinity", "clean them first")
-    return found
+    return result
 
 
 def check_next_tokens(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return next tokens; raise unless shaped as the inputs, below the vocabulary or `IGNORED`."""
     if x.dtype.kind not in "iu" or x.ndim != 2:
-        law = f"{who}: inputs are {x.dtype} {x.shape}, and a language model reads whole-number (n, tokens)"
-        invalid("data.source", settings.source, law)
+        reason = f"{who}: inputs are {x.dtype} {x.shape}, and a language model reads whole-number (n, tokens)"
+        invalid("data.source", settings.source, reason)
     if y.shape != x.shape or y.dtype.kind not in "iu":
-        law = f"{who}: next tokens are {y.dtype} {y.shape}, expected whole numbers {x.shape}"
-        invalid("data.source", settings.source, law, "or give None for them, and they are read off the inputs")
+        reason = f"{who}: next tokens are {y.dtype} {y.shape}, expected whole numbers {x.shape}"
+        invalid("data.source", settings.source, reason, "or give None for them, and they are read off the inputs")
     vocabulary = settings.options.get("vocabulary")
     largest = vocabulary if isinstance(vocabulary, int) else np.iinfo(np.int64).max
     if not ((y == IGNORED) | ((y >= 0) & (y < largest))).all():
-        law = f"{who}: next tokens outside 0 .. vocabulary - 1"
-        invalid("data.options.vocabulary", vocabulary, law, f"{IGNORED} stands for a position that does not count")
+        reason = f"{who}: next tokens outside 0 .. vocabulary - 1"
+        invalid("data.options.vocabulary", vocabulary, reason, f"{IGNORED} stands for a position that does not count")
     return y.astype(np.int64, copy=False)
 
 
@@ -106,10 +149,10 @@ def check_anything(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -
         invalid("data.source", settings.source, f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n, ...)")
     if y.dtype.kind in "biu":
         return y.astype(np.int64, copy=False)
-    found = y.astype(np.float32, copy=False)
-    if not np.isfinite(found).all():
+    result = y.astype(np.float32, copy=False)
+    if not np.isfinite(result).all():
         invalid("data.source", settings.source, f"{who}: targets hold NaN or infinity", "clean them first")
-    return found
+    return result
 
 
 CHECKS: dict[str, Callable[[str, NDArray[Any], NDArray[Any], Data], Targets]] = {
@@ -144,5 +187,5 @@ def _predict_next(table: Table, padding: int | None) -> Table:
 
 def _refuse_label_partition(settings: Data, task: str) -> None:
     if Partition(settings.partition) in BY_LABEL:
-        law = f'it deals by labels, and task = "{task}" has none'
-        invalid("data.partition", settings.partition, law, 'use "iid", "by_user" or "natural"')
+        reason = f'it deals by labels, and task = "{task}" has none'
+        invalid("data.partition", settings.partition, reason, 'use "iid", "by_user" or "natural"')

@@ -10,33 +10,45 @@ from sightline.engine.record import RunRecord, replace_nonfinite
 
 if TYPE_CHECKING:
     from sightline.engine.build import BuiltExperiment, build_experiment
+    from sightline.engine.forecast import plan_run
     from sightline.engine.loop import run_loop
+    from sightline.engine.more_rounds import check_ended, count_added, plan_longer
     from sightline.engine.plan import calibrate_noise, plan_releases
-    from sightline.engine.run_directory import CONFIG, MODEL, directory_to_resume, new_directory, read_settings
+    from sightline.engine.run_directory import BEST, CONFIG, MODEL, directory_to_resume, new_directory, read_settings
 
 _LAZY = {
+    "BEST": "sightline.engine.run_directory",
     "CONFIG": "sightline.engine.run_directory",
     "MODEL": "sightline.engine.run_directory",
     "BuiltExperiment": "sightline.engine.build",
     "build_experiment": "sightline.engine.build",
     "calibrate_noise": "sightline.engine.plan",
+    "check_ended": "sightline.engine.more_rounds",
+    "count_added": "sightline.engine.more_rounds",
     "directory_to_resume": "sightline.engine.run_directory",
     "new_directory": "sightline.engine.run_directory",
+    "plan_longer": "sightline.engine.more_rounds",
     "plan_releases": "sightline.engine.plan",
+    "plan_run": "sightline.engine.forecast",
     "read_settings": "sightline.engine.run_directory",
     "run_loop": "sightline.engine.loop",
 }
 
 __all__ = [
+    "BEST",
     "CONFIG",
     "MODEL",
     "BuiltExperiment",
     "RunRecord",
     "build_experiment",
     "calibrate_noise",
+    "check_ended",
+    "count_added",
     "directory_to_resume",
     "new_directory",
+    "plan_longer",
     "plan_releases",
+    "plan_run",
     "read_settings",
     "replace_nonfinite",
     "run_loop",

@@ -57,7 +57,7 @@ class InventedValues(DryExecution):
         self.calls: list[NotedCall] = []
 
     def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """Return the wanted pace, as in a real run."""
+        """Return the wanted schedule, as in a real run."""
         return allow_schedule(setting, wanted, most_steps)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:

@@ -19,6 +19,7 @@ from sightline.data import Federation, Kind
 from sightline.engine.earlier_runs import EarlierRuns, find_earlier
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
+from sightline.laws import check_first_mechanism, check_first_sampler, check_shape
 from sightline.mechanisms import (
     MECHANISMS,
     SAMPLERS,
@@ -33,14 +34,14 @@ from sightline.mechanisms import (
 from sightline.mechanisms.contract import only_sums
 from sightline.mechanisms.convex_solver import unit_features
 from sightline.mechanisms.registry import feature_norm, find_mechanism
-from sightline.mechanisms.samplers import find_sampler
+from sightline.mechanisms.samplers import find_sampler, reveal_cohorts
 from sightline.models import FlatModel, refuse_mixing_layers
 from sightline.plugins import ALGORITHM, MECHANISM, RESOURCES, SAMPLER, TOPOLOGY, Plugin, PluginKind, locate_plugin
 from sightline.randomness import Purpose, Streams
 from sightline.resources import Resources
 from sightline.topology import Channel, Clusters, Topology, participants_of
 from sightline.training.compiled import kernels as linear_kernel
-from sightline.training.dispatch import check_precision, find_device, place_model
+from sightline.training.dispatch import find_device, half_worker, place_model
 from sightline.training.local_work import BY_RULE, Paths
 
 
@@ -99,30 +100,10 @@ class BuiltExperiment:
         """The clients' numbers."""
         return range(len(self.federation.clients))
 
-    @property
-    def protected(self) -> tuple[int, str]:
-        """The number of subjects to compare delta with, and what they are.
-
-        Clients; or the examples of the data set from which one release is computed: the largest client's own, or those
-        of all clients if another party sums what clients hand over.
-        """
-        if self.unit is not Unit.SAMPLE:
-            return len(self.clients), "clients"
-        sizes = self.federation.sizes
-        return int(sizes.max() if self.experiment.privacy.place == "client" else sizes.sum()), "examples"
-
     @cached_property
     def participants(self) -> frozenset[str]:
         """All parties that can be a subject or an observer, by their names in the ledger."""
         return participants_of(self.topology, len(self.clients))
-
-    @property
-    def sent_parameters(self) -> float:
-        """How many numbers travel to and from a client: its part only, if a trusted server knows the part."""
-        whole = float(self.model.parameters)
-        if self.splitter is None or not self.mechanism.sends_parts:
-            return whole
-        return whole * self.splitter.splitting.share
 
     def sampler_of(self, channel: Channel) -> CohortSampler:
         """Return the sampler of a channel in its current form: members may have come and gone."""
@@ -138,7 +119,7 @@ class BuiltExperiment:
 
     def as_found(self, state: algorithms.State) -> "BuiltExperiment":
         """Return the same experiment with every client in the cluster that the state gives it."""
-        found = self.algorithm.found(state)
+        found = self.algorithm.facts.clusters(state)
         if found is None or not isinstance(self.topology, Clusters):
             return self
         return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
@@ -146,6 +127,18 @@ class BuiltExperiment:
     def with_noise(self, multipliers: Mapping[int, float]) -> "BuiltExperiment":
         """Return the same experiment with calibrated noise."""
         return replace(self, mechanism=self.mechanism.with_noise(multipliers), multipliers=dict(multipliers))
+
+
+def count_protected(built: BuiltExperiment) -> tuple[int, str]:
+    """Return the number of subjects to compare delta with, and what they are.
+
+    Clients; or the examples of the data set from which one release is computed: the largest client's own, or those of
+    all clients if another party sums what clients hand over.
+    """
+    if built.unit is not Unit.SAMPLE:
+        return len(built.clients), "clients"
+    sizes = built.federation.sizes
+    return int(sizes.max() if built.experiment.privacy.place == "client" else sizes.sum()), "examples"
 
 
 def build_experiment(
@@ -163,14 +156,14 @@ def build_experiment(
     """
     algorithm, settings = algorithms.build_algorithm(experiment)
     privacy = experiment.privacy
-    if algorithm.personal and privacy.unit != "none" and privacy.place == "server":
+    if algorithm.facts.personal and privacy.unit != "none" and privacy.place == "server":
         only_sums(algorithm.name)
     # Names are looked up before data are loaded, so that a typing error is reported at once.
     find_sampler(experiment.sampling.clients.scheme)
     find_mechanism(experiment)
     shape = topology.find_topology(experiment.topology.kind)
-    if not {experiment.topology.kind, shape.like} & set(algorithm.topologies):
-        law = f"{algorithm.name} runs on {', '.join(algorithm.topologies)}"
+    if not {experiment.topology.kind, shape.like} & set(algorithm.facts.topologies):
+        law = f"{algorithm.name} runs on {', '.join(algorithm.facts.topologies)}"
         invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
     target = experiment.model.target
@@ -179,26 +172,33 @@ def build_experiment(
     # example is scaled by itself, so it is not a release.
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
+    adder = privacy.place if privacy.unit != "none" else "none"
     place = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
-        place=privacy.place if privacy.unit != "none" else "none",
+        place=adder,
         streams=streams,
         labels=None if federation.elsewhere else partial(held_labels, federation),
     )
+    # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
+    if experiment.topology.kind not in topology.REGISTRY:
+        check_shape(experiment.topology.kind, place, clients=experiment.data.clients, place=adder, like=shape.like)
     _refuse_schedules_of_changing_members(experiment, place)
-    every = {channel.name: channel for channel in (*place.channels, *place.gathers, place.top)}
+    every = {channel.name: channel for channel in (*place.channels, *place.gathering_channels, place.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
     model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
+    check_first_mechanism(experiment, federation.classes)
     mechanism = build_mechanism(
         experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
-        cohorts=algorithm.cohorts(experiment), workload=partial(algorithm.workload, settings),
+        cohorts=algorithm.facts.cohorts(experiment), workload=partial(algorithm.facts.workload, settings),
     )  # fmt: skip
     _refuse_unused_factors(place, mechanism)
-    setting = BuiltExperiment(
+    if mechanism.facts.numbers:
+        algorithm = algorithms.wrap_released(algorithm)
+    built = BuiltExperiment(
         experiment,
         federation,
         model,
@@ -212,7 +212,7 @@ def build_experiment(
         splitter=splitter,
         earlier=_find_earlier(experiment, federation),
     )
-    return setting.as_found(algorithm.init(Public(start), setting.clients, settings))
+    return built.as_found(algorithm.init(Public(start), built.clients, settings))
 
 
 def list_plugins(experiment: Experiment) -> list[Plugin]:
@@ -230,21 +230,21 @@ def list_plugins(experiment: Experiment) -> list[Plugin]:
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:
-    """Build the sampler of a channel: as the experiment says, at the channel's own rate if it has one."""
+    """Build the sampler of a channel: as the experiment says, at the channel's own rate if it has one.
+
+    Raise `Refused` for a plugin's that fails its checks.
+    """
     settings = experiment.sampling.clients
     if channel.rate is not None:
         if settings.scheme != "poisson":
             invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
-    cohorts = replace(algorithm.cohorts(experiment), seed=experiment.seed)
-    return build_sampler(
-        settings,
-        population=len(channel.members),
-        adjacency=adjacency,
-        cohorts=cohorts,
-        remembered=algorithm.remembers,
-    )
+    cohorts = replace(algorithm.facts.cohorts(experiment), seed=experiment.seed)
+    sampler = build_sampler(settings, population=len(channel.members), adjacency=adjacency, cohorts=cohorts)
+    if settings.scheme not in SAMPLERS:
+        check_first_sampler(settings, sampler, adjacency)
+    return reveal_cohorts(sampler) if algorithm.facts.remembers else sampler
 
 
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
@@ -274,7 +274,7 @@ def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
     """Raise `Refused` if a channel has its own noise or clip norm and the mechanism ignores it."""
     # Ignoring a factor silently would add less noise than the topology promises to the group.
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
-    if own and not mechanism.uses_channel_factors:
+    if own and not mechanism.facts.uses_channel_factors:
         law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
         refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
 
@@ -302,7 +302,7 @@ def _build_model(experiment: Experiment, federation: Federation, factory: models
     if experiment.local.compiled:
         linear_kernel.check_kernel(model)
     if experiment.local.precision != "float32":
-        check_precision(model, private=experiment.privacy.unit == "sample")
+        half_worker(model)
     return model
 
 

@@ -37,18 +37,18 @@ ChoosePaths = Callable[[BuiltExperiment], Paths]
 """Chooses the paths of a new run."""
 
 
-def paths_by_rule(setting: BuiltExperiment) -> Paths:
+def paths_by_rule(built: BuiltExperiment) -> Paths:
     """Return the paths by rule, for clients on other machines: every machine would measure something else."""
     return BY_RULE
 
 
-def paths_by_measuring(setting: BuiltExperiment) -> Paths:
+def paths_by_measuring(built: BuiltExperiment) -> Paths:
     """Return the fastest paths on this machine; by rule if `local.paths` or `SIGHTLINE_PATHS` says so."""
-    return choose_paths(setting.experiment, setting.model, setting.federation.sizes.tolist())
+    return choose_paths(built.experiment, built.model, built.federation.sizes.tolist())
 
 
 def settle_paths(
-    record: RunRecord, setting: BuiltExperiment, choose: ChoosePaths, *, begun: bool, accept: bool
+    record: RunRecord, built: BuiltExperiment, choose: ChoosePaths, *, begun: bool, accept: bool
 ) -> BuiltExperiment:
     """Return the experiment with the paths of its run: chosen for a new run, read from the journal for a resumed one.
 
@@ -58,15 +58,15 @@ def settle_paths(
     """
     known = record.journal.last(EntryKind.START, EntryKind.RESUME)
     if not known:  # a new run, or one of a version that kept no journal and had the rule's paths
-        return setting if begun else replace(setting, paths=choose(setting))
+        return built if begun else replace(built, paths=choose(built))
     # Paths agree up to rounding only. A resumed run must repeat its bits, so it takes the recorded ones.
     paths = read_paths(known[0].body.get("paths"))
-    missing = missing_paths(setting.model, local_work(setting.experiment), paths)
+    missing = missing_paths(built.model, local_work(built.experiment), paths)
     if missing and not accept:
         told = ", ".join(f"{field} = {path}" for field, path in missing.items())
         law = f"it trains by paths that do not exist on this machine: {told}"
         invalid("--resume", record.directory, law, f"go on where it began, or by rule with {ACCEPT}")
-    return replace(setting, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))
+    return replace(built, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))
 
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -281,33 +281,33 @@ class Change:
     since: int = 0
 
 
-def describe_identity(setting: BuiltExperiment, directory: Path) -> dict[str, Any]:
+def describe_identity(built: BuiltExperiment, directory: Path) -> dict[str, Any]:
     """Return the hashes of everything a run is made of, by name; packages by their version."""
-    start, constants = setting.start.detach().contiguous(), setting.model.constants
+    start, constants = built.start.detach().contiguous(), built.model.constants
     frozen = [f"{name} {tensor_digest(constants[name])}" for name in sorted(constants)]
     return (
         {
             "config": file_digest(directory / CONFIG),
             "data": file_digest(directory / DIGEST),
             "start": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
-            "code": dict(sorted(own_code(setting))),
+            "code": dict(sorted(own_code(built))),
             "versions": package_versions(),
         }
-        | _other_device(setting)
-        | _other_paths(setting)
+        | _other_device(built)
+        | _other_paths(built)
         | ({"frozen": hashlib.sha256("\n".join(frozen).encode()).hexdigest()} if frozen else {})
     )
 
 
-def _other_device(setting: BuiltExperiment) -> dict[str, str]:
+def _other_device(built: BuiltExperiment) -> dict[str, str]:
     """Return the training device if it is not the CPU: another device rounds differently."""
-    device = setting.model.device
+    device = built.model.device
     return {} if device.type == "cpu" else {"device": describe_device(device)}
 
 
-def _other_paths(setting: BuiltExperiment) -> dict[str, Any]:
+def _other_paths(built: BuiltExperiment) -> dict[str, Any]:
     """Return the paths of local training if they are not the rule's, and the compiled code among them."""
-    taken = setting.paths
+    taken = built.paths
     return {} if taken == BY_RULE else {"paths": taken.describe(), "compiled": compiled_code(taken)}
 
 
@@ -317,7 +317,7 @@ def tensor_digest(tensor: Tensor) -> str:
     return hashlib.sha256(numbers.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
+def own_code(built: BuiltExperiment) -> Iterator[tuple[str, str]]:
     """Yield (module, hash of its file) of own models, losses and plugins, and of what these files import.
 
     Only imports at the top of each file are followed, and only modules of the user or of a plugin's own package: the
@@ -327,17 +327,17 @@ def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
     For a model that a program passed in, the program's own file does not count, because it may change around the model;
     the code that the model reaches is hashed instead.
     """
-    named, name = dict(_named_objects(setting)), setting.experiment.model.name
+    named, name = dict(_named_objects(built)), built.experiment.model.name
     waiting = [*named, *(str(getattr(thing, "__module__", place)) for place, thing in named.items())]
     if ":" in name:
-        waiting += [type(module).__module__ for module in setting.model.module().modules()]
-    tops = {plugin.module.partition(".")[0] for plugin in setting.plugins} - {"sightline"}
+        waiting += [type(module).__module__ for module in built.model.module().modules()]
+    tops = {plugin.module.partition(".")[0] for plugin in built.plugins} - {"sightline"}
     seen: set[str] = set()
     # The program is the file that one edits to write `resume=True`, so its own hash would refuse every resume.
     if is_given_model(name):
         seen.add("__main__")
-        waiting.append(str(getattr(getattr(setting.model.factory, "func", None), "__module__", "")))
-        yield name, code_digest(setting.model)
+        waiting.append(str(getattr(getattr(built.model.factory, "func", None), "__module__", "")))
+        yield name, code_digest(built.model)
     while waiting:
         module = sys.modules.get(waiting.pop())
         if module is None or module.__name__ in seen:
@@ -351,14 +351,14 @@ def own_code(setting: BuiltExperiment) -> Iterator[tuple[str, str]]:
             waiting += _imports(module)
 
 
-def _named_objects(setting: BuiltExperiment) -> Iterator[tuple[str, Any]]:
+def _named_objects(built: BuiltExperiment) -> Iterator[tuple[str, Any]]:
     """Yield (module, object) of everything that the experiment file names by its location."""
-    model = setting.experiment.model
+    model = built.experiment.model
     for name in (model.name, model.loss or ""):
         place, colon, attribute = name.partition(":")
         if colon and not is_given_model(name):
             yield place, getattr(import_module(place), attribute)
-    for plugin in setting.plugins:
+    for plugin in built.plugins:
         yield plugin.module, plugin.load_object()
 
 
@@ -416,17 +416,17 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])
 
 
-def begin_identity(record: RunRecord, setting: BuiltExperiment) -> None:
+def begin_identity(record: RunRecord, built: BuiltExperiment) -> None:
     """Write what a new run is made of as the first entry of its journal."""
-    record.note(EntryKind.START, describe_identity(setting, record.directory))
+    record.note(EntryKind.START, describe_identity(built, record.directory))
 
 
-def check_identity(record: RunRecord, setting: BuiltExperiment, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
+def check_identity(record: RunRecord, built: BuiltExperiment, *, accept: bool) -> tuple[dict[str, Any], list[str]]:
     """Return what the run is made of now and what has changed. Raise unless the changes are accepted.
 
     Settings and data may never change. Code and packages may, if the user accepts it.
     """
-    now = describe_identity(setting, record.directory)
+    now = describe_identity(built, record.directory)
     known = record.journal.last(EntryKind.START, EntryKind.RESUME)
     if not known:
         return now, []

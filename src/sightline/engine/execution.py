@@ -6,11 +6,13 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from typing_extensions import override
 
-from sightline.algorithms.contract import WorkStats
+from sightline.algorithms.contract import ChannelMean, RoundControl, WorkStats
 from sightline.config import Experiment, Local
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import Refused, invalid, refuse
+from sightline.events import Unit
 from sightline.mechanisms import (
     Block,
     ClientExecutor,
@@ -19,6 +21,7 @@ from sightline.mechanisms import (
     LocalSchedule,
     ModelChoice,
     NoiseStreams,
+    Public,
     ReleaseContext,
     ReleaseValues,
     RemoteNodes,
@@ -27,14 +30,16 @@ from sightline.mechanisms import (
     active_places,
     effective_steps,
 )
+from sightline.mechanisms.samplers import thin_sampler
 from sightline.randomness import EVERYONE, Streams
 from sightline.resources import Cost
 from sightline.topology import Channel
 from sightline.training import LocalTask, RateSchedule
+from sightline.training.call import TrainingCall
 
 
-def effort_of(
-    setting: BuiltExperiment, cohort: Cohort, pace: LocalSchedule, samplers: Sequence[CohortSampler]
+def work_stats(
+    built: BuiltExperiment, cohort: Cohort, schedule: LocalSchedule, samplers: Sequence[CohortSampler]
 ) -> WorkStats:
     """Return learning rate, effective steps and share of the clients behind a mean update.
 
@@ -42,13 +47,13 @@ def effort_of(
     the expected share; under replace-one no number that follows from shard sizes. Otherwise means over the cohort by
     data size, as the mechanisms weigh.
     """
-    experiment, sizes, local = setting.experiment, setting.federation.sizes.tolist(), setting.experiment.local
+    experiment, sizes, local = built.experiment, built.federation.sizes.tolist(), built.experiment.local
     full = experiment.samples_scheme == "full"
-    if pace.steps is not None:
-        local = local.model_copy(update={"steps": pace.steps, "epochs": None})
+    if schedule.steps is not None:
+        local = local.model_copy(update={"steps": schedule.steps, "epochs": None})
     most = max(whole_steps(size, local, full=full) for size in sizes)
     if experiment.privacy.unit == "client":
-        weights = dict.fromkeys(setting.clients, 1.0)
+        weights = dict.fromkeys(built.clients, 1.0)
         share = math.fsum(s.expected for s in samplers) / sum(s.population for s in samplers)
     else:
         weights = {member: float(sizes[member]) for member in cohort.members}
@@ -56,7 +61,7 @@ def effort_of(
     steps = {n: expected_steps(sizes[n], local, full=full) for n in weights}
     mean = math.fsum(weights[n] * steps[n] for n in weights) / math.fsum(weights.values()) if weights else 0.0
     public = experiment.privacy.unit != "client" or experiment.privacy.adjacency != "replace" or local.steps is not None
-    return WorkStats(pace.learning_rate or local.learning_rate, share, (mean, most) if public else None)
+    return WorkStats(schedule.learning_rate or local.learning_rate, share, (mean, most) if public else None)
 
 
 def whole_steps(size: int, local: Local, *, full: bool, epochs: int | None = None) -> float:
@@ -76,12 +81,12 @@ def expected_steps(size: int, local: Local, *, full: bool) -> float:
     return (1 - local.stragglers) * whole + local.stragglers * math.fsum(some) / len(some)
 
 
-def planned_schedule(setting: BuiltExperiment, time: int | None = None) -> LocalSchedule:
+def planned_schedule(built: BuiltExperiment, time: int | None = None) -> LocalSchedule:
     """Return what the experiment file asks of a round; without `time`, at the full learning rate."""
-    local = setting.experiment.local
+    local = built.experiment.local
     if time is None:
         return LocalSchedule(local.steps, local.learning_rate)
-    return LocalSchedule(local.steps, rate_schedule(setting.experiment).rate_at(time, local.learning_rate))
+    return LocalSchedule(local.steps, rate_schedule(built.experiment).rate_at(time, local.learning_rate))
 
 
 def rate_schedule(experiment: Experiment) -> RateSchedule:
@@ -92,24 +97,24 @@ def rate_schedule(experiment: Experiment) -> RateSchedule:
     )
 
 
-def allow_schedule(setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-    """Return the pace if the guarantee covers it; fields not given are as planned. Raise `Refused` otherwise."""
-    planned = planned_schedule(setting)
+def allow_schedule(built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+    """Return the schedule if the guarantee covers it; fields not given are as planned. Raise `Refused` otherwise."""
+    planned = planned_schedule(built)
     # In DP-SGD the number of private steps is in the event, so it cannot follow released values. A segment's event is
     # claimed for the largest number of steps instead.
-    if setting.experiment.privacy.unit == "sample" and setting.experiment.privacy.place != "edge":
+    if built.experiment.privacy.unit == "sample" and built.experiment.privacy.place != "edge":
         law = "the number of private steps is part of the guarantee of single examples"
-        refuse("pace.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')
+        refuse("schedule.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')
     steps = wanted.steps or planned.steps
     if steps is not None and steps > most_steps:
-        refuse("pace.steps", steps, f"noise was calibrated for at most {most_steps} local steps", "choose fewer")
+        refuse("schedule.steps", steps, f"noise was calibrated for at most {most_steps} local steps", "choose fewer")
     return LocalSchedule(steps, wanted.learning_rate or planned.learning_rate, wanted.rates)
 
 
-def schedule_fields(pace: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
-    """Return the pace as fields of a local task; empty if the experiment's own pace holds."""
-    found = {"steps": pace.steps, "learning_rate": pace.learning_rate}
-    return {} if pace == planned else {name: value for name, value in found.items() if value is not None}
+def schedule_fields(schedule: LocalSchedule, planned: LocalSchedule) -> dict[str, Any]:
+    """Return the schedule as fields of a local task; empty if it is the experiment's own."""
+    given = {"steps": schedule.steps, "learning_rate": schedule.learning_rate}
+    return {} if schedule == planned else {name: value for name, value in given.items() if value is not None}
 
 
 def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
@@ -118,27 +123,11 @@ def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
     return float(rate) * float(task.steps or planned.steps or 1)
 
 
-def noise_at(setting: BuiltExperiment, channel: Channel) -> float:
-    """Return the noise multiplier of a channel: the largest that one of its members needs."""
-    return channel.noise_factor * max(setting.mechanism.noise_multipliers(channel.members).values(), default=1.0)
-
-
-def shares_of(setting: BuiltExperiment, channels: Sequence[Channel]) -> list[float]:
-    """Return each channel's share of a mean over channels: by members for unit `client`, else by data.
-
-    Guarantees: a function of public counts only, for any draw.
-    """
-    sizes = setting.federation.sizes.tolist()
-    by_data = setting.experiment.privacy.unit != "client"
-    weights = [math.fsum(sizes[n] for n in c.members) if by_data else float(len(c.members)) for c in channels]
-    return [weight / math.fsum(weights) for weight in weights]
-
-
 class CostMeter:
     """Adds energy and delay of one round to its metrics, if the experiment has a cost model."""
 
-    def __init__(self, setting: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
-        self._resources, self._topology = setting.resources, setting.topology
+    def __init__(self, built: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
+        self._resources, self._topology = built.resources, built.topology
         self._time, self._counts = time, counts
         self._gatherings = 0
         self._counting = counting and self._resources is not None
@@ -161,22 +150,74 @@ class CostMeter:
             for nodes in self._topology.uplinks:
                 self._charge_cost(self._resources.cost_of_lifting(nodes, round=self._time))
 
-    def price_samplers(self, many: Sequence[tuple[Channel, CohortSampler]]) -> tuple[Cost, Cost]:
-        """Return (cost of one gathering by these samplers, cost of one way up to the top), computed in advance."""
-        if self._resources is None:
-            invalid("resources", "missing", "a price needs a model of energy and delay", "add a [resources] table")
-        up = Cost()
-        for nodes in self._topology.uplinks:
-            up += self._resources.cost_of_lifting(nodes)
-        return self._resources.gathered_typically(many), up
-
-    def note_metrics(self, numbers: Mapping[str, float]) -> None:
-        """Add public numbers to the round's metrics."""
-        self._counts.update({name: float(value) for name, value in numbers.items()})
-
     def _charge_cost(self, cost: Cost) -> None:
         for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
             self._counts[name] = self._counts.get(name, 0.0) + value
+
+
+class ScheduleControl(RoundControl):
+    """The `RoundControl` of a round: what it asks of its clients, and at which rates."""
+
+    def __init__(self, built: BuiltExperiment, execution: "Execution", time: int, counts: dict[str, float]) -> None:
+        self._built, self._execution, self._time, self._counts = built, execution, time, counts
+        self.planned, self._unscheduled = planned_schedule(built, time), planned_schedule(built)
+        self.schedule, self.most_steps = self.planned, self.planned.steps
+        clipped = built.unit is not Unit.NONE and built.experiment.privacy.sensitivity != "convex"
+        self.clip_norm = built.experiment.privacy.clip_norm if clipped else None
+        self.period, self.gathering_channels = built.topology.period, built.topology.gathering_channels
+        self.channel_means: list[list[ChannelMean]] = []
+        self.released: dict[str, Public] = {}
+        self._rated = frozenset[str]()
+
+    @override
+    def set_schedule(self, wanted: LocalSchedule, *, most_steps: int) -> None:
+        self.schedule = self._execution.allow_schedule(self._built, wanted, most_steps)
+        self.most_steps, self._rated = most_steps, frozenset(wanted.rates)
+
+    def sets_rate(self, channel: Channel) -> bool:
+        """Return whether the algorithm set the channel's rate; also in a plan, which takes the limit in its place."""
+        return channel.name in self._rated
+
+    def sampler_of(self, channel: Channel) -> CohortSampler:
+        """Return the channel's sampler at the rate of this round."""
+        whole, rate = self._built.sampler_of(channel), self.schedule.rates.get(channel.name)
+        return whole if rate is None else thin_sampler(whole, rate, channel.name)
+
+    def task_fields(self) -> dict[str, Any]:
+        """Return the fields of a local task in which the round differs from the experiment."""
+        return schedule_fields(self.schedule, self._unscheduled)
+
+    @override
+    def largest_rate(self, channel: Channel) -> float:
+        whole = self._built.sampler_of(channel)
+        return whole.expected / whole.population
+
+    @override
+    def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
+        resources, topology = self._built.resources, self._built.topology
+        if resources is None:
+            invalid("resources", "missing", "a price needs a model of energy and delay", "add a [resources] table")
+        channels = topology.channels_at(self._time)
+        thinned = [(c, thin_sampler(self._built.sampler_of(c), rates[c.name], c.name)) for c in channels]
+        return resources.gathered_typically(thinned), sum(map(resources.cost_of_lifting, topology.uplinks), Cost())
+
+    @override
+    def noise_multiplier(self, channel: Channel) -> float:
+        # The largest that one of its members needs.
+        needed = self._built.mechanism.noise_multipliers(channel.members).values()
+        return channel.noise_factor * max(needed, default=1.0)
+
+    @override
+    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
+        # By members for unit `client`, else by data: public counts only, for any draw.
+        sizes = self._built.federation.sizes.tolist()
+        by_data = self._built.experiment.privacy.unit != "client"
+        weights = [math.fsum(sizes[n] for n in c.members) if by_data else float(len(c.members)) for c in channels]
+        return [weight / math.fsum(weights) for weight in weights]
+
+    @override
+    def note_metrics(self, **numbers: float) -> None:
+        self._counts.update({name: float(value) for name, value in numbers.items()})
 
 
 def eligible_members(sampler: CohortSampler, channel: Channel, time: int) -> tuple[int, ...]:
@@ -198,7 +239,7 @@ class Execution(Protocol):
     noises: NoiseStreams | None
     """The run's streams of correlated noise; None in a plan."""
 
-    def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+    def allow_schedule(self, built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
         """Return what the round asks of its clients if an algorithm wants this, within the plan."""
 
     def draw_members(
@@ -226,9 +267,9 @@ class LiveExecution:
         self._schedules = schedules or Schedules(secret)
         self.noises: NoiseStreams | None = noises or NoiseStreams(secret)
 
-    def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """Return the wanted pace. Raise `Refused` if the guarantee does not cover it."""
-        return allow_schedule(setting, wanted, most_steps)
+    def allow_schedule(self, built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+        """Return the wanted schedule. Raise `Refused` if the guarantee does not cover it."""
+        return allow_schedule(built, wanted, most_steps)
 
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
@@ -258,10 +299,10 @@ class DryExecution:
         self.secret = Streams.from_seed(0)
         self.noises: NoiseStreams | None = None
 
-    def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+    def allow_schedule(self, built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
         """Return the most that may be asked for."""
         # Rates of the algorithm are dropped: the plan runs at the experiment's rates, which dominate them.
-        return allow_schedule(setting, LocalSchedule(most_steps), most_steps)
+        return allow_schedule(built, LocalSchedule(most_steps), most_steps)
 
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
@@ -288,15 +329,9 @@ class AbsentClients:
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
-    def train(self, cohort: Sequence[int], *_: Any, **__: Any) -> Iterator[Block]:
+    def run(self, call: TrainingCall) -> Iterator[Block]:
         """Raise `Refused`: a plan never trains."""
-        _refuse_values(cohort)
-
-    dp_sgd = gradient_sums = minimise = train
-
-    def right_answers(self, cohort: Sequence[int], models: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Raise `Refused`: a plan never evaluates."""
-        _refuse_values(cohort)
+        _refuse_values(call.cohort)
 
 
 class AbsentNodes:

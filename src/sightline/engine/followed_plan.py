@@ -62,7 +62,7 @@ class FollowedPlan:
         if not topology.steady:
             names = sorted(planned.participants - set(topology.trusted))
             self.lines = tuple(Line(name, frozenset({name})) for name in names)
-        channels = (*topology.channels, *topology.gathers, topology.top)
+        channels = (*topology.channels, *topology.gathering_channels, topology.top)
         self.everyone_sees = all(line.observer in channel.audience for line in self.lines for channel in channels)
         self._rounds: defaultdict[int, list[Release]] = defaultdict(list)
         for release in planned:

@@ -1,13 +1,16 @@
 """The training loop: plan -> train -> release -> apply -> evaluate -> commit, resumable at any moment."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from sightline.algorithms import State
 from sightline.engine.build import BuiltExperiment
@@ -33,6 +36,8 @@ from sightline.engine.checkpoint import (
 )
 from sightline.engine.earlier_runs import MADE_BY, keep_earlier, sum_up
 from sightline.engine.evaluation import (
+    OwnMetrics,
+    best_metric,
     cluster_facts,
     cluster_notes,
     cluster_row,
@@ -42,12 +47,14 @@ from sightline.engine.evaluation import (
 )
 from sightline.engine.execution import LiveExecution
 from sightline.engine.followed_plan import FollowedPlan, refuse_early_stop
-from sightline.engine.metadata import facts_of, notes_of, seen_by
+from sightline.engine.metadata import collect_facts, notes_of, observer_facts
+from sightline.engine.more_rounds import ADDED, reopen_run
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
 from sightline.engine.release_gate import SeenBefore, StoppedByGate
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
+    BEST,
     ENDED,
     MODEL,
     check_free,
@@ -74,17 +81,21 @@ MakeWorker = Callable[[BuiltExperiment, Streams, Streams], ClientExecutor]
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNote = Callable[[str], None]
 """Receives sentences that the user who resumes a run should read."""
+Tensors = dict[str, Tensor]
 
 
 def run_loop(
-    setting: BuiltExperiment,
+    built: BuiltExperiment,
     directory: Path,
     make_worker: MakeWorker,
     *,
     resume: bool,
+    before: BuiltExperiment | None = None,
     accept_changes: bool = False,
     verify: int | None = None,
     choose_paths: ChoosePaths = paths_by_rule,
+    metrics: OwnMetrics | None = None,
+    on_models: Callable[[Callable[[], Tensors]], None] = lambda tensors: None,
     on_round: OnRound = lambda row: None,
     on_note: OnNote = lambda note: None,
 ) -> str | None:
@@ -92,33 +103,38 @@ def run_loop(
 
     With `verify` = n, values are computed again without each of n subjects (`twin_worlds`); None: only in the first
     round, for a module of the user's own. `choose_paths` is asked once, when a run begins; a resumed run has recorded
-    its paths.
+    its paths. `metrics` are the user's own. `on_models` receives, once, a function that returns the tensors of the
+    models after the last finished round.
 
     Guarantees: killed at any moment and resumed, the run ends with the same bits as an uninterrupted one, and no
     release is lost or counted twice. What the run is made of, and every file from which it resumes, matches its
-    journal. A run that has ended is not continued.
+    journal. A run that has ended is not continued, unless `before`, the experiment with the rounds that it made, says
+    that `built` has more of them.
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
     # The lock comes first: it is the first file of a run, and it says whether the run made the directory.
     with lock_directory(directory), disk_told(directory), kept:
         if resume:
-            check_data(directory, setting.federation)
+            check_data(directory, built.federation)
             close_to_others(directory)
         else:
-            check_free(directory, setting.experiment)
+            check_free(directory, built.experiment)
             remove_false_start(directory)
-            remember_data(directory, setting.federation)
-            write_settings(directory, setting.experiment)
+            remember_data(directory, built.federation)
+            write_settings(directory, built.experiment)
         record = RunRecord.open(directory) if resume else RunRecord.create(directory)
         try:
             # Before anything is drawn or written: a damaged record must not be continued.
             record.verify()
+            if before is not None:
+                reopen_run(record, before, built, accept=accept_changes, on_note=on_note)
             if record.facts.get("status") in ENDED:
-                return _conclude(setting, directory, record, on_note)
+                return _conclude(built, directory, record, on_note)
             work = TrainingLoop(
-                setting, directory, record, make_worker, on_round, on_note,
-                accept_changes=accept_changes, verify=verify, choose_paths=choose_paths,
+                built, directory, record, make_worker, on_round, on_note,
+                accept_changes=accept_changes, verify=verify, choose_paths=choose_paths, metrics=metrics,
             )  # fmt: skip
+            on_models(work.published_tensors)
             try:
                 return work.to_the_end()
             finally:
@@ -127,7 +143,7 @@ def run_loop(
             record.close()
 
 
-def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
+def _conclude(built: BuiltExperiment, directory: Path, record: RunRecord, on_note: OnNote) -> str | None:
     """Leave a run that has ended as it is; write a missing or damaged model again from the last checkpoint."""
     remove_secret(directory)
     ended, path = record.journal.last(EntryKind.END), directory / MODEL
@@ -137,9 +153,9 @@ def _conclude(setting: BuiltExperiment, directory: Path, record: RunRecord, on_n
         if found is None:
             law = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
             invalid("--resume", directory, law, "bring one of them back")
-        save_model(setting, path, found.state, record.store.head())
+        save_model(built, path, found.state, record.store.head())
         on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
-    on_note(f"run={directory}: has ended before; a run that has ended cannot be continued")
+    on_note(f"run={directory}: has ended before and is left as it is; --rounds +20 would add rounds")
     facts = record.facts
     return str(facts.get("status_reason")) if facts["status"] == "stopped" else None
 
@@ -148,17 +164,20 @@ class TrainingLoop:
     """One run in progress."""
 
     def __init__(
-        self, setting: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
+        self, built: BuiltExperiment, directory: Path, record: RunRecord, make_worker: MakeWorker, on_round: OnRound,
         on_note: OnNote, *, accept_changes: bool, verify: int | None = None, choose_paths: ChoosePaths = paths_by_rule,
+        metrics: OwnMetrics | None = None,
     ) -> None:  # fmt: skip
         self.directory, self.record = directory, record
+        self.metrics = metrics or OwnMetrics()
+        self.state: State = {}
         self.on_round, self.on_note = on_round, on_note
-        self.ledger: Ledger = record.ledger_at_work(setting.participants)
+        self.ledger: Ledger = record.ledger_at_work(built.participants)
         begun = len(self.ledger) > 0
-        setting = settle_paths(record, setting, choose_paths, begun=begun, accept=accept_changes)
-        self.setting = setting
-        public = Streams.from_seed(setting.experiment.seed)
-        from_os = setting.experiment.privacy.noise_source == "os"
+        built = settle_paths(record, built, choose_paths, begun=begun, accept=accept_changes)
+        self.built, self.best_by = built, best_metric(built, self.metrics.functions)
+        public = Streams.from_seed(built.experiment.seed)
+        from_os = built.experiment.privacy.noise_source == "os"
         # Only noise, cohorts and other secret draws use the operating system's entropy; initialisation and partitions
         # stay with the seed.
         root = own_streams(directory, record) if from_os else public
@@ -166,13 +185,13 @@ class TrainingLoop:
         self.schedules, self.noises = Schedules(root), NoiseStreams(root)
         self.found, self.change = self._go_on(accept_changes)
         self.secret = root.fresh_streams(self.change.since) if self.change.since else root
-        self.worker = make_worker(setting, public, self.secret)
+        self.worker = make_worker(built, public, self.secret)
         nodes = self.worker.nodes is not None
-        self.twins = plan_worlds(setting, make_worker, public, self.secret, verify, nodes=nodes)
-        self._compared_to = setting.experiment.rounds if verify else 1
-        self.plan = self._follow_plan() if setting.foreign and setting.unit is not Unit.NONE else None
+        self.twins = plan_worlds(built, make_worker, public, self.secret, verify, nodes=nodes)
+        self._compared_to = built.experiment.rounds if verify else 1
+        self.plan = self._follow_plan() if built.foreign and built.unit is not Unit.NONE else None
         if self.plan is not None:
-            refuse_early_stop(setting.experiment.privacy.stop_at_epsilon, self.plan)
+            refuse_early_stop(built.experiment.privacy.stop_at_epsilon, self.plan)
 
     def close(self) -> None:
         """Release processes and connections."""
@@ -183,9 +202,9 @@ class TrainingLoop:
     def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
         """Return the checkpoint to resume from and the last accepted change; a new run has neither."""
         if not len(self.ledger) and not self.record.journal.last(EntryKind.START):
-            begin_identity(self.record, self.setting)
+            begin_identity(self.record, self.built)
             return None, Change()
-        now, changes = check_identity(self.record, self.setting, accept=accept)
+        now, changes = check_identity(self.record, self.built, accept=accept)
         entries = self.record.journal.last(EntryKind.CHECKPOINT, most=None)
         # Before a damaged checkpoint is set aside for an earlier one: going back must not hide that the ledger was cut.
         check_length(self.directory, len(self.ledger))
@@ -194,7 +213,7 @@ class TrainingLoop:
         self._check_ledger(found, done)
         change = last_change(self.record)
         # Correlated noise of this round contains z of earlier rounds: other code might not draw the same z again.
-        if changes and len(self.ledger) and self.setting.experiment.privacy.noise == "correlated":
+        if changes and len(self.ledger) and self.built.experiment.privacy.noise == "correlated":
             law = f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
             invalid("--resume", self.directory, law, "bring back what changed")
         if done < change.round:
@@ -237,7 +256,7 @@ class TrainingLoop:
 
         The same noise on two values would cancel out. What was released before stays counted.
         """
-        sampling, way_out = self.setting.experiment.sampling, "bring back what changed"
+        sampling, way_out = self.built.experiment.sampling, "bring back what changed"
         what = ", ".join(changes)
         if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
             law = f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
@@ -253,19 +272,24 @@ class TrainingLoop:
     def to_the_end(self) -> str | None:
         """Run every remaining round; return the reason if the budget stopped the run."""
         state, done = self._where_it_stands()
-        counted = bool(self.setting.experiment.privacy.continue_ledger)
-        self.setting = replace(self.setting, earlier=keep_earlier(self.record, self.setting.earlier, counted=counted))
-        if self.setting.earlier is not None:
-            self.on_note(self.setting.earlier.tell(counted=counted))
+        self.state = state
+        counted = bool(self.built.experiment.privacy.continue_ledger)
+        self.built = replace(self.built, earlier=keep_earlier(self.record, self.built.earlier, counted=counted))
+        if self.built.earlier is not None:
+            self.on_note(self.built.earlier.tell(counted=counted))
         if not self.record.facts.get("created"):
             self.record.remember_metadata({"created": datetime.now(UTC).isoformat(timespec="seconds")})
         about = {"status": "running", "status_reason": "", "workers": getattr(self.worker, "processes", None)}
         real_sites = self.worker.nodes is not None and not self.worker.nodes.steadfast
-        self.record.remember_metadata(facts_of(self.setting, real_sites=real_sites) | about)
-        reason, ending, rounds = None, "", self.setting.experiment.rounds
+        facts = collect_facts(self.built, real_sites=real_sites).to_stored()
+        if self.record.facts.get(ADDED):
+            facts |= {"target_epsilon": None}  # it was the target of fewer rounds
+        self.record.remember_metadata(facts | self._name_metrics(facts["metrics"]) | about)
+        reason, ending, rounds = None, "", self.built.experiment.rounds
         for number in range(done + 1, rounds + 1):
-            if self.setting.algorithm.finished(state):
-                ending = f"{self.setting.algorithm.ending} in {number - 1} of {rounds} rounds{self._charged_in_full}"
+            if self.built.algorithm.facts.finished(state):
+                why = self.built.algorithm.facts.ending
+                ending = f"{why} in {number - 1} of {rounds} rounds{self._charged_in_full}"
                 break
             try:
                 state = self._run_round(state, number)
@@ -274,6 +298,14 @@ class TrainingLoop:
                 break
         self._finish_run(state, reason, ending)
         return reason
+
+    def _name_metrics(self, task: Sequence[str]) -> dict[str, Any]:
+        """Return the names of all metrics for the facts; note those of a resumed run that were not passed again."""
+        own = list(self.metrics.functions)
+        gone = [name for name in self.record.facts.get("metrics", []) if name not in (*task, *own)]
+        if gone:
+            self.on_note(f"metrics={', '.join(gone)}: not passed again, so the rounds from here on lack them")
+        return {"metrics": [*task, *gone, *own]}
 
     def _where_it_stands(self) -> tuple[State, int]:
         found = self.found
@@ -288,9 +320,9 @@ class TrainingLoop:
             law = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
             invalid("runtime", "flower", law, "go on with --runtime simulator: the bits are the same")
         if found is None:
-            start = Public(self.setting.start)
-            return self.setting.algorithm.init(start, self.setting.clients, self.setting.settings), 0
-        noised = self.setting.mechanism.keeps_noised
+            start = Public(self.built.start)
+            return self.built.algorithm.init(start, self.built.clients, self.built.settings), 0
+        noised = self.built.mechanism.facts.keeps_noised
         self.memories = {name: replace(state, noised=noised) for name, state in found.memories.items()}
         self._look_around(found.state)
         if not self.record.has_round(found.round):
@@ -321,11 +353,11 @@ class TrainingLoop:
         execution = LiveExecution(self.worker, self.secret, self.schedules, self.noises)
         if self.twins is not None and number <= self._compared_to:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
-        where = (self.setting, self.ledger, execution, number, self.memories)
-        redone = repeated and self.setting.experiment.privacy.noise == "correlated"  # has rows that no plan has
+        where = (self.built, self.ledger, execution, number, self.memories)
+        redone = repeated and self.built.experiment.privacy.noise == "correlated"  # has rows that no plan has
         r = TrainingRound(*where, repeated=repeated, since=self.change.since, plan=None if redone else self.plan)
         try:
-            after = self._ask_algorithm(state, r)
+            after = self._settle_state(self.built.algorithm.round(state, r, self.built.settings))
         except (SeenBefore, KeyboardInterrupt):
             raise
         except BaseException:  # released values may have decided on this end too
@@ -335,39 +367,46 @@ class TrainingLoop:
         r.charge_plan(later=self._plan_after(after, number))
         return r, after
 
-    def _ask_algorithm(self, state: State, r: TrainingRound) -> State:
-        """Return the state after a round; raise here what the algorithm would raise later when it reads this state."""
-        algorithm = self.setting.algorithm
-        after = algorithm.round(state, r, self.setting.settings)
+    def _settle_state(self, after: State) -> State:
+        """Return the state after a round, with the fewest sources.
+
+        Raise here what a plugin would raise later when it reads this state.
+        """
+        algorithm = self.built.algorithm
         after = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
         if self.plan is not None:
-            algorithm.finished(after), algorithm.found(after), algorithm.models(after, self.setting.clients)
+            algorithm.facts.finished(after)
+            algorithm.facts.clusters(after)
+            algorithm.models(after, self.built.clients)
         return after
 
     def _follow_plan(self) -> FollowedPlan:
         nodes = self.worker.nodes
-        return follow_plan(self.setting, real_nodes=nodes is not None and not nodes.steadfast)
+        return follow_plan(self.built, real_nodes=nodes is not None and not nodes.steadfast)
 
     def _plan_after(self, state: State, number: int) -> FollowedPlan | None:
         """Return the plan if the run ends before its last round, which released values may have decided."""
         # "Epsilon so far" of an adaptive early end is an odometer, not a guarantee. The rest of the plan is charged
         # instead.
-        private = self.setting.unit is not Unit.NONE and number < self.setting.experiment.rounds
-        return (self.plan or self._follow_plan()) if private and self.setting.algorithm.finished(state) else None
+        private = self.built.unit is not Unit.NONE and number < self.built.experiment.rounds
+        return (self.plan or self._follow_plan()) if private and self.built.algorithm.facts.finished(state) else None
 
     @property
     def _charged_in_full(self) -> str:
-        return "" if self.setting.unit is Unit.NONE else "; epsilon is that of the whole plan"
+        return "" if self.built.unit is Unit.NONE else "; epsilon is that of the whole plan"
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
         self._look_around(state)
-        experiment = self.setting.experiment
-        last = number == experiment.rounds or self.setting.algorithm.finished(state)
+        self.state = state
+        experiment = self.built.experiment
+        last = number == experiment.rounds or self.built.algorithm.facts.finished(state)
         due = last or number % experiment.evaluate_every == 0
-        metrics: dict[str, Any] = task_row(self.setting)
+        metrics: dict[str, Any] = task_row(self.built)
         if due:
             metrics |= self._evaluate_state(state)
-        metrics |= cluster_row(self.setting, state)
+            # Before the row: a crash in between repeats both.
+            self._keep_best(state, number, metrics)
+        metrics |= cluster_row(self.built, state)
         if due or accounted_at(number):
             metrics |= {"epsilon": self._spent_epsilon()}
         row = metrics | dict(counts) | {"seconds": seconds}
@@ -377,30 +416,59 @@ class TrainingLoop:
 
     def _look_around(self, state: State) -> None:
         """Update clients' clusters for views and report."""
-        before, self.setting = self.setting, self.setting.as_found(state)
-        if self.setting is not before:
-            self.record.remember_metadata(seen_by(self.setting) | cluster_facts(self.setting, state))
+        before, self.built = self.built, self.built.as_found(state)
+        if self.built is not before:
+            self.record.remember_metadata(observer_facts(self.built).to_stored() | cluster_facts(self.built, state))
 
     def _evaluate_state(self, state: State) -> Mapping[str, float]:
         """Return metrics of the algorithm's models, or of those that clients keep for themselves."""
-        models = self.setting.algorithm.models(state, self.setting.clients)
-        kept = self.memories.get(self.setting.algorithm.kept)
+        models = self.built.algorithm.models(state, self.built.clients)
+        kept = self.memories.get(self.built.algorithm.facts.kept)
         if kept is not None and isinstance(models, Public):
-            return evaluated_kept(self.setting, kept.values, models)
-        return evaluate_models(self.setting, models)
+            return evaluated_kept(self.built, kept.values, models) | self.metrics.evaluate(
+                self.built, models, kept.values
+            )
+        return evaluate_models(self.built, models) | self.metrics.evaluate(self.built, models)
+
+    def _keep_best(self, state: State, number: int, row: Mapping[str, Any]) -> None:
+        """Write the model of this round if it is better than that of every round before."""
+        if self.best_by is None:
+            return
+        value, best = row[self.best_by.test_key], self.record.facts.get("best")
+        sign = 1 if self.best_by.higher else -1
+        if not math.isfinite(value) or (best is not None and sign * value <= sign * best["value"]):
+            return
+        save_model(self.built, self.directory / BEST, state, self.record.store.head())
+        self.record.remember_metadata({"best": {"round": number, "metric": self.best_by.name, "value": value}})
+
+    def published_tensors(self) -> Tensors:
+        """Return the models after the last finished round by name, as `model.safetensors` would hold them."""
+        # Clones: a caller who changes them must not change the run.
+        return {name: tensor.clone() for name, tensor in model_tensors(self.built, self.state).items()}
 
     def _spent_epsilon(self) -> dict[str, float]:
-        delta, accountant = self.setting.experiment.privacy.delta, self.setting.accountant
+        delta, accountant = self.built.experiment.privacy.delta, self.built.accountant
         return {
             kind: self.ledger.worst_of(lines, delta, accountant=accountant)
-            for kind, lines in self.setting.topology.lines.items()
+            for kind, lines in self.built.topology.lines.items()
         }
+
+    def _describe_added(self) -> list[str]:
+        added, rounds = int(self.record.facts.get(ADDED) or 0), self.built.experiment.rounds
+        if not added:
+            return []
+        planned, target = rounds - added, self.built.experiment.privacy.epsilon
+        note = f"Planned for {planned} rounds; {added} were added with the same noise"
+        if self.built.unit is not Unit.NONE:
+            note += f", and epsilon counts all {rounds}"
+        # config.toml keeps the target, and a reader of it must not take it for the guarantee.
+        return [note + ("." if target is None else f": privacy.epsilon = {target:g} was for {planned}.")]
 
     def _finish_run(self, state: State, reason: str | None, ending: str) -> None:
         path = self.directory / MODEL
-        save_model(self.setting, path, state, self.record.store.head())
-        found = self.setting.algorithm.found(state)
-        asked = self.setting.experiment.topology.settings.get("count")
+        save_model(self.built, path, state, self.record.store.head())
+        found = self.built.algorithm.facts.clusters(state)
+        asked = self.built.experiment.topology.settings.get("count")
         rows = self.record.rounds() if found is not None else []
         told = cluster_notes(found, rows, self.ledger, asked if isinstance(asked, int) else None)
         resumed = [
@@ -409,10 +477,10 @@ class TrainingLoop:
             if entry.body["accepted"]
         ]
         compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
-        notes = [*notes_of(self.setting), *told, *resumed[::-1], *compared]
-        facts = cluster_facts(self.setting, state) | {"notes": notes}
-        if self.setting.earlier is not None:
-            facts["together"] = sum_up(self.setting.earlier, self.record.facts, self.ledger)
+        notes = [*notes_of(self.built), *told, *self._describe_added(), *resumed[::-1], *compared]
+        facts = cluster_facts(self.built, state) | {"notes": notes}
+        if self.built.earlier is not None:
+            facts["together"] = sum_up(self.built.earlier, self.record.facts, self.ledger)
         status = "stopped" if reason else "finished"
         facts |= {"status": status, "status_reason": reason or ending, "seconds": self.record.total("seconds")}
         # The noise root is removed only after the end is durable: before, a resumed run still needs it.
@@ -420,18 +488,21 @@ class TrainingLoop:
         remove_secret(self.directory)
 
 
-def save_model(setting: BuiltExperiment, path: Path, state: State, head: str) -> None:
+def save_model(built: BuiltExperiment, path: Path, state: State, head: str) -> None:
     """Write the published model, or every client's own, with the head of the ledger under which it was made."""
-    models = setting.algorithm.models(state, setting.clients)
+    save_tensors(path, model_tensors(built, state), {MADE_BY: head})
+
+
+def model_tensors(built: BuiltExperiment, state: State) -> Tensors:
+    """Return the published model, or every client's own, as named tensors."""
+    models = built.algorithm.models(state, built.clients)
     if isinstance(models, Public):
-        tensors = setting.model.named_tensors(models.value.float())
-    else:
-        tensors = {
-            f"{client_name(client)}/{name}": tensor
-            for client, model in models.items()
-            for name, tensor in setting.model.split(model.value.float()).items()
-        } | dict(setting.model.constants)
-    save_tensors(path, tensors, {MADE_BY: head})
+        return built.model.named_tensors(models.value.float())
+    return {
+        f"{client_name(client)}/{name}": tensor
+        for client, model in models.items()
+        for name, tensor in built.model.split(model.value.float()).items()
+    } | dict(built.model.constants)
 
 
 def accounted_at(number: int) -> bool:

@@ -46,10 +46,10 @@ class ReleaseGate:
     """
 
     def __init__(
-        self, setting: BuiltExperiment, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
+        self, built: BuiltExperiment, ledger: Ledger, time: int, *, budgeted: bool, steadfast: bool = True,
         repeated: bool = False, since: int = 0, planned: PlannedRound | None = None,
     ) -> None:  # fmt: skip
-        self._setting, self._ledger, self._time, self._budgeted = setting, ledger, time, budgeted
+        self._built, self._ledger, self._time, self._budgeted = built, ledger, time, budgeted
         self._planned = planned
         self._steadfast = steadfast
         self._again = max(since, len(ledger) if repeated else 0)
@@ -98,13 +98,13 @@ class ReleaseGate:
         found, at = [], updates.at
         for claim in claims:
             draw = None
-            if self._setting.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
+            if self._built.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
                 # A second release of the call must not use the same draw. Two releases of one cohort are correlated,
                 # and the composition of two independent amplified events would not cover them.
-                if self._setting.foreign and not sealed:
+                if self._built.foreign and not sealed:
                     drawn = None
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
-            elif self._setting.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
+            elif self._built.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
                 draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
             found.append(claim if draw is None or claim.joint else replace(claim, draw=draw))
         return tuple(found)
@@ -172,13 +172,13 @@ class ReleaseGate:
         before is fixed in advance, and what was released is the beginning of a fixed list. It is not a filter for
         events that are chosen after looking at results: that is `accounting.GaussianFilter`.
         """
-        privacy = self._setting.experiment.privacy
+        privacy = self._built.experiment.privacy
         if privacy.stop_at_epsilon is None:
             return
-        accountant = self._setting.accountant
+        accountant = self._built.accountant
         self._check_earlier(claims, privacy.stop_at_epsilon)
         room = self._ledger.budget_room(privacy.stop_at_epsilon, privacy.delta, accountant=accountant)
-        for kind, lines in self._setting.topology.lines.items():
+        for kind, lines in self._built.topology.lines.items():
             if not self._ledger.fits_budget(lines, room, planned=claims):
                 epsilon = self._ledger.worst_of(lines, privacy.delta, accountant=accountant, planned=claims)
                 raise StoppedByGate(
@@ -188,12 +188,12 @@ class ReleaseGate:
 
     def _check_earlier(self, claims: Sequence[Release], limit: float) -> None:
         """Raise `BudgetExhausted` before this run and the runs it started from exceed the limit together."""
-        setting = self._setting
-        if setting.earlier is None or not setting.experiment.privacy.continue_ledger:
+        built = self._built
+        if built.earlier is None or not built.experiment.privacy.continue_ledger:
             return
-        for kind, lines in setting.topology.lines.items():
-            delta = setting.experiment.privacy.delta
-            spent = setting.earlier.worst(self._ledger, lines, delta, setting.accountant, claims)
+        for kind, lines in built.topology.lines.items():
+            delta = built.experiment.privacy.delta
+            spent = built.earlier.worst(self._ledger, lines, delta, built.accountant, claims)
             if spent > limit:
                 raise StoppedByGate(
                     f"stop_at_epsilon={limit:g}: with the runs that model.init comes from, round {self._time} would "

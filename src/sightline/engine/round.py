@@ -1,6 +1,6 @@
 """The `Round` that algorithms use: it samples, trains lazily, and releases through the ledger."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,12 @@ from sightline.accounting.strategies import Strategy
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import (
-    Compute,
     CostMeter,
     Execution,
-    effort_of,
+    ScheduleControl,
     eligible_members,
     gradient_reach,
-    noise_at,
-    planned_schedule,
-    schedule_fields,
-    shares_of,
+    work_stats,
 )
 from sightline.engine.followed_plan import FollowedPlan
 from sightline.engine.release_gate import DrawnCohort, ReleaseGate
@@ -32,8 +28,6 @@ from sightline.mechanisms import (
     CallId,
     ClientState,
     Cohort,
-    CohortSampler,
-    LocalSchedule,
     ModelChoice,
     Public,
     ReleaseContext,
@@ -46,11 +40,9 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.samplers import thin_sampler
 from sightline.mechanisms.updates import SealedCohort, SealedUpdates, open_sealed, refuse_look
 from sightline.plugins import MECHANISM
 from sightline.randomness import EVERYONE, Purpose
-from sightline.resources import Cost
 from sightline.topology import Channel, client_name
 from sightline.training import LocalTask
 
@@ -73,58 +65,38 @@ class TrainingRound:
     """
 
     def __init__(
-        self, setting: BuiltExperiment, ledger: Ledger, execution: Execution, time: int,
+        self, built: BuiltExperiment, ledger: Ledger, execution: Execution, time: int,
         memories: Mapping[str, ClientState] | None = None, *, repeated: bool = False, since: int = 0,
         plan: FollowedPlan | None = None,
     ) -> None:  # fmt: skip
         self.time = time
         self.rehearsal = execution.rehearsal
         self.memories = dict(memories or {})
-        self.clients = setting.clients
-        self.planned, self._unscheduled = planned_schedule(setting, time), planned_schedule(setting)
+        self.clients = built.clients
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
-        self._setting = setting
+        self._built = built
         self._ledger = ledger
         self._execution, self._worker = execution, execution.worker
         # Named by the length of the ledger, so that no two attempts of a round share a stream.
         self._secret = execution.secret.fresh_streams(len(ledger)) if repeated else execution.secret
-        self.pace, self.most_steps = self.planned, self.planned.steps
-        self._rated = frozenset[str]()
-        clipped = setting.unit is not Unit.NONE and setting.experiment.privacy.sensitivity != "convex"
-        self.clip_norm = setting.experiment.privacy.clip_norm if clipped else None
         self._draws, self._again = 0, max(since, len(ledger) if repeated else 0)
         self._redone = len(ledger) if repeated else 0
         self._tosses = 0
         self._uses = 0
+        self._noted: list[list[float]] = []
         nodes = self._worker.nodes
         steadfast = nodes is None or nodes.steadfast
         self._gate = ReleaseGate(
-            setting, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, repeated=repeated, since=since,
+            built, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, repeated=repeated, since=since,
             planned=None if plan is None else plan.begin_round(time),
         )  # fmt: skip
-        self._meter = CostMeter(setting, time, self.counts, counting=not self.rehearsal)
-        self.heard: list[list[ChannelMean]] = []
+        self._meter = CostMeter(built, time, self.counts, counting=not self.rehearsal)
+        self.control = ScheduleControl(built, execution, time, self.counts)
 
     @property
     def channels(self) -> tuple[Channel, ...]:
         """The channels of the topology in this round."""
-        return self._setting.topology.channels_at(self.time)
-
-    @property
-    def period(self) -> int:
-        """Rounds from one exchange between channels to the next."""
-        return self._setting.topology.period
-
-    @property
-    def gathers(self) -> tuple[Channel, ...]:
-        """The channels through which a round of all clients reaches the top."""
-        return self._setting.topology.gathers
-
-    def set_pace(self, wanted: LocalSchedule, *, most_steps: int) -> None:
-        """Set other steps, step size or participation for this round. Raise `Refused` beyond the plan."""
-        self.pace = self._execution.allow_schedule(self._setting, wanted, most_steps)
-        self.most_steps = most_steps
-        self._rated = frozenset(wanted.rates)
+        return self._built.topology.channels_at(self.time)
 
     def server_rng(self) -> np.random.Generator:
         """Return the server's generator of this round; every call returns a fresh one."""
@@ -133,20 +105,17 @@ class TrainingRound:
 
     def work_stats(self, cohort: Cohort) -> WorkStats:
         """Return the public facts about the work behind the cohort's mean update."""
-        return effort_of(self._setting, cohort, self.pace, [self._sampler_of(channel) for channel in self.gathers])
-
-    def channel_shares(self, channels: Sequence[Channel]) -> list[float]:
-        """Return the public share of each channel in a mean over all of them."""
-        return shares_of(self._setting, channels)
+        samplers = [self.control.sampler_of(channel) for channel in self.control.gathering_channels]
+        return work_stats(self._built, cohort, self.control.schedule, samplers)
 
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw the cohort of the channel; without a channel, of all gathering channels."""
-        channels = (channel,) if channel else self.gathers
+        channels = (channel,) if channel else self.control.gathering_channels
         drawn = [self._draw_members(one) for one in channels]
         cohort = Cohort(tuple(n for members, _ in drawn for n in members))
         if not any(self._seals(one) for one in channels):
             return cohort
-        places = [eligible_members(self._sampler_of(one), one, self.time) for one in channels]
+        places = [eligible_members(self.control.sampler_of(one), one, self.time) for one in channels]
         return SealedCohort(cohort, frozenset[int]().union(*places), [one for _, one in drawn])
 
     def _seals(self, channel: Channel) -> bool:
@@ -155,45 +124,22 @@ class TrainingRound:
         Where clients noise what they send, nothing is claimed to be hidden, unless all send noise or the mechanism is
         of another package too. What is not sealed cannot be claimed to be hidden (`ReleaseGate.check_draws`).
         """
-        setting = self._setting
-        if not setting.foreign or setting.unit is not Unit.CLIENT:
+        built = self._built
+        if not built.foreign or built.unit is not Unit.CLIENT:
             return False
-        privacy, own = setting.experiment.privacy, any(plugin.kind == MECHANISM for plugin in setting.plugins)
+        privacy, own = built.experiment.privacy, any(plugin.kind == MECHANISM for plugin in built.plugins)
         probe, open_ = Gaussian(1.0), privacy.place == "client" and not privacy.everyone_sends_noise and not own
-        return not open_ and self._sampler_of(channel).hidden_event(probe) != probe
+        return not open_ and self.control.sampler_of(channel).hidden_event(probe) != probe
 
     def _draw_members(self, channel: Channel) -> tuple[tuple[int, ...], DrawnCohort]:
         rng = self._secret.rng(Purpose.COHORT, round=self.time, use=self._draws)
         draw = Draw(Purpose.COHORT, self.time, EVERYONE, self._draws, again=self._again)
         self._draws += 1
-        sampler, line = self._sampler_of(channel), self._setting.channel_number(channel)
+        sampler, line = self.control.sampler_of(channel), self._built.channel_number(channel)
         members = self._execution.draw_members(sampler, channel, self.time, rng, line=line)
         drawn = DrawnCohort(draw, frozenset(members), frozenset(channel.members))
         self._gate.note_draw(channel, drawn)
         return members, drawn
-
-    def _sampler_of(self, channel: Channel) -> CohortSampler:
-        whole = self._setting.sampler_of(channel)
-        rate = self.pace.rates.get(channel.name)
-        return whole if rate is None else thin_sampler(whole, rate, channel.name)
-
-    def most_often(self, channel: Channel) -> float:
-        """Return the largest probability with which a member of the channel may take part."""
-        whole = self._setting.sampler_of(channel)
-        return whole.expected / whole.population
-
-    def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
-        """Return (cost of one gathering at these rates, cost of one way up), computed in advance."""
-        samplers = [(c, thin_sampler(self._setting.sampler_of(c), rates[c.name], c.name)) for c in self.channels]
-        return self._meter.price_samplers(samplers)
-
-    def noise_multiplier(self, channel: Channel) -> float:
-        """Return the noise multiplier of the channel's releases."""
-        return noise_at(self._setting, channel)
-
-    def note_metrics(self, **numbers: float) -> None:
-        """Add public numbers to the round's metrics."""
-        self._meter.note_metrics(numbers)
 
     def everyone(self) -> Cohort:
         """Return the cohort of all clients, publicly."""
@@ -213,7 +159,7 @@ class TrainingRound:
         starts = {member: starts[member] for member in cohort.members}
         at = CallId(self.time, self._uses)
         self._uses += 1
-        task = LocalTask(**schedule_fields(self.pace, self._unscheduled) | asked)
+        task = LocalTask(**self.control.task_fields() | asked)
         self._refuse_parts(memory)
         recall = None
         if memory is not None:
@@ -226,7 +172,7 @@ class TrainingRound:
             reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
             starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
             behind = {n: reached[ids] for n, ids in behind.items()}
-        return Updates(cohort, starts, self._worker, at, task, recall, self._setting.splitter, eligible, behind)
+        return Updates(cohort, starts, self._worker, at, task, recall, self._built.splitter, eligible, behind)
 
     def _train_sealed(
         self,
@@ -249,11 +195,11 @@ class TrainingRound:
 
     def _refuse_parts(self, memory: StateRule | None) -> None:
         """Raise `Refused` for client state with split models, except for private steps, which move the whole model."""
-        if self._setting.splitter is None:
+        if self._built.splitter is None:
             return
         # A client that trains a part would learn zeros for the rest of the vector that it keeps.
-        if memory is not None and self._setting.unit is not Unit.SAMPLE:
-            law = f"{self._setting.algorithm.name}'s clients keep a vector that training of the whole model makes"
+        if memory is not None and self._built.unit is not Unit.SAMPLE:
+            law = f"{self._built.algorithm.name}'s clients keep a vector that training of the whole model makes"
             refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
 
     def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
@@ -263,10 +209,10 @@ class TrainingRound:
         ballot = ModelChoice(cohort, tuple(candidates), epsilon)
         at = CallId(self.time, self._uses)
         self._uses += 1
-        context = self._scene_at(at, self.channels[0], Purpose.SELECTION)
+        context = self._release_context_at(at, self.channels[0], Purpose.SELECTION)
         made = self._gate.record_releases(ballot.claim_choices(context))
         choices = self._execution.collect_choices(ballot, context)
-        self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._setting.model.parameters
+        self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._built.model.parameters
         return {
             member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
             for member, release in zip(cohort.members, made, strict=True)
@@ -275,48 +221,48 @@ class TrainingRound:
 
     def release_mean(self, updates: Updates, channel: Channel | None = None) -> Public:
         """Claim, record, compute and return the mean; without a channel, through all gathering channels to everyone."""
-        mechanism, top = self._setting.mechanism, self._setting.topology.top
-        if channel is None and self.gathers != (top,):
-            steps = self.release_means(share_training(updates, self.gathers))
-            return self.publish(sum_weighted(steps, self.channel_shares(self.gathers)))
-        made, outcome = self._claim_and_compute(updates, channel or top, mechanism.claim_mean, mechanism.mean)
+        top, gathering = self._built.topology.top, self.control.gathering_channels
+        if channel is None and gathering != (top,):
+            steps = self.release_means(share_training(updates, gathering))
+            return self.publish(sum_weighted(steps, self.control.channel_shares(gathering)))
+        made, outcome = self._claim_and_compute(updates, channel or top, each=False)
         return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
 
     def publish(self, value: Public) -> Public:
         """Publish a value computed from what was sent up, by the top server to everyone."""
-        top = self._setting.topology.top
+        top = self._built.topology.top
         (made,) = self.show_values([(value, top, top.audience, "mean of what was sent up")])
         self._meter.charge_lifting()
         return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Release the means of several channels at once; all are claimed and recorded before any is computed."""
-        mechanism = self._setting.mechanism
         contexts, claims = [], list[tuple[Release, ...]]()
-        opened = [(*open_updates(updates), channel) for updates, channel in many]
+        opened = [(*self._open_updates(updates, channel), channel) for updates, channel in many]
         for updates, draws, channel in opened:
             context, drawn = self._release_context(updates, channel, draws)
             contexts.append(replace(context, next_id=context.next_id + sum(map(len, claims))))
-            claimed = mechanism.claim_mean(updates, contexts[-1])
+            claimed = self._built.mechanism.at(channel).claim_mean(updates, contexts[-1])
             claims.append(self._gate.check_draws(claimed, channel, updates, drawn, sealed=draws is not None))
         made = list(self._gate.record_releases([release for some in claims for release in some]))
-        found, heard = [], []
+        values, means = [], list[ChannelMean]()
         for (updates, _, _), context, some in zip(opened, contexts, claims, strict=True):
             mine, made = made[: len(some)], made[len(some) :]
+            mechanism = self._built.mechanism.at(context.channel)
             outcome = self._execution.compute_values(updates, context, mechanism.mean)
             self._keep_client_state(updates, mine)
             self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
-            found.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
-            heard.append(
-                ChannelMean(context.channel, found[-1], gradient_reach(updates.task, self.planned), outcome.noise_std)
-            )
-        self.heard.append(heard)
+            values.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
+            self._keep_numbers(context.channel, outcome, mine[-1])
+            reach = gradient_reach(updates.task, self.control.planned)
+            means.append(ChannelMean(context.channel, values[-1], reach, outcome.noise_std))
+        self.control.channel_means.append(means)
         self._meter.charge_gathering(contexts)
-        return found
+        return values
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         """Show values that are already public to some to more parties: (value, by whom, to whom, what it is)."""
-        facts = (self._setting.unit, self._setting.adjacency)
+        facts = (self._built.unit, self._built.adjacency)
         return self._gate.record_releases(
             [
                 Release(self.time, channel.name, NOBODY, *facts, POST_PROCESSING, audience,
@@ -329,9 +275,7 @@ class TrainingRound:
         """Claim, record, compute and return one release per member."""
         if isinstance(updates, SealedUpdates):
             refuse_look()
-        mechanism = self._setting.mechanism
-        channel = channel or self._setting.topology.top
-        made, outcome = self._claim_and_compute(updates, channel, mechanism.claim_each, mechanism.compute_each)
+        made, outcome = self._claim_and_compute(updates, channel or self._built.topology.top, each=True)
         pairs = zip(updates.cohort.members, made, strict=True)
         # Real nodes may not answer: their releases are charged, and their values are missing.
         return {
@@ -341,24 +285,48 @@ class TrainingRound:
         }
 
     def _claim_and_compute(
-        self,
-        updates: Updates,
-        channel: Channel,
-        claim: Callable[[Updates, ReleaseContext], tuple[Release, ...]],
-        compute: Compute,
+        self, updates: Updates, channel: Channel, *, each: bool
     ) -> tuple[Sequence[Release], ReleaseValues]:
-        updates, draws = open_updates(updates)
+        mechanism = self._built.mechanism.at(channel)
+        claim, compute = (
+            (mechanism.claim_each, mechanism.compute_each) if each else (mechanism.claim_mean, mechanism.mean)
+        )
+        updates, draws = self._open_updates(updates, channel)
         context, drawn = self._release_context(updates, channel, draws)
         claims = self._gate.check_draws(claim(updates, context), channel, updates, drawn, sealed=draws is not None)
         # Claims are durable before any value is computed: a crash in between costs budget, never an uncounted release.
         made = self._gate.record_releases(claims)
         outcome = self._execution.compute_values(updates, context, compute)
         self._keep_client_state(updates, made)
-        self._count_traffic(outcome.rejected, self._setting.mechanism.count_senders(updates.cohort, context))
+        if not each:
+            self._keep_numbers(channel, outcome, made[-1])
+        self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
         self._meter.charge_gathering([context])
-        if channel == self._setting.topology.top:
+        if channel == self._built.topology.top:
             self._meter.charge_lifting()
         return made, outcome
+
+    def _open_updates(self, updates: Updates, channel: Channel) -> tuple[Updates, Draws | None]:
+        """Return the updates, unsealed, with the releases behind the channel's numbers, and the draws."""
+        inside, draws = open_updates(updates)
+        numbers = self.control.released.get(channel.name)
+        if numbers is None:
+            return inside, draws
+        # What is released now depends on the numbers, for example through the clip norm. The mechanism reads its inputs
+        # off the updates, so that it cannot forget them.
+        starts = {n: Public(start.value, start.sources | numbers.sources) for n, start in inside.starts.items()}
+        return replace(inside, starts=starts, eligible=frozenset(inside.sources) | numbers.sources), draws
+
+    def _keep_numbers(self, channel: Channel, outcome: ReleaseValues, mean: Release) -> None:
+        """Keep the numbers that came with a mean for the channel's next release, and show them as metrics."""
+        names = self._built.mechanism.facts.numbers
+        if not names:
+            return
+        # A plan has none; zeros keep its flow of information that of the run.
+        found = [outcome.numbers.get(name, 0.0) for name in names]
+        self.control.released[channel.name] = Public(torch.tensor(found), frozenset({mean.id}))
+        self._noted.append(found)
+        self.control.note_metrics(**dict(zip(names, np.mean(self._noted, axis=0), strict=True)))
 
     def _keep_client_state(self, updates: Updates, made: Sequence[Release]) -> None:
         """Store the members' state, with every release that they received or sent."""
@@ -372,10 +340,13 @@ class TrainingRound:
         self.memories[name] = ClientState({**before.values, **updates.recall.after}, sources, updates.recall.noised)
 
     def _count_traffic(self, rejected: int, senders: float) -> None:
-        floats = senders * self._setting.sent_parameters
+        splitter, floats = self._built.splitter, senders * self._built.model.parameters
+        # A client is sent its part only, if a trusted server knows the part.
+        alone = splitter is not None and self._built.mechanism.facts.sends_parts
+        up, down = (splitter.splitting.share, splitter.splitting.sent) if splitter is not None and alone else (1.0, 1.0)
         self.counts["rejected"] += rejected
-        self.counts["uplink_floats"] += floats
-        self.counts["downlink_floats"] += floats
+        self.counts["uplink_floats"] += floats * up
+        self.counts["downlink_floats"] += floats * down
 
     def charge_plan(self, later: FollowedPlan | None = None) -> None:
         """Charge what was planned for this round and not released; with `later`, also its later rounds."""
@@ -387,8 +358,10 @@ class TrainingRound:
         self._gate.check_first_use(updates.at)
         self._check_turns(updates, channel)
         drawn = self._gate.take_draw(channel, draws)
-        context = self._scene_at(updates.at, channel, Purpose.NOISE)
-        return replace(context, chosen=self._is_chosen(updates.cohort, channel, drawn)), drawn
+        context = self._release_context_at(updates.at, channel, Purpose.NOISE)
+        numbers, names = self.control.released.get(channel.name), self._built.mechanism.facts.numbers
+        known = {} if numbers is None else dict(zip(names, numbers.value.tolist(), strict=True))
+        return replace(context, chosen=self._is_chosen(updates.cohort, channel, drawn), numbers=known), drawn
 
     def _is_chosen(self, cohort: Cohort, channel: Channel, drawn: DrawnCohort | None) -> bool:
         """Return whether released values may have influenced how many clients take part.
@@ -399,31 +372,31 @@ class TrainingRound:
         # `Pooled` counts the noises of a cohort, and that count has no limit at which it could be claimed. If it may
         # follow released values, only `Gaussian(z)` is claimed.
         members = frozenset(cohort.members)
-        if channel.name in self._rated:  # also in a plan, which takes the limit in place of the rate
+        if self.control.sets_rate(channel):
             return True
-        sampler = self._sampler_of(channel)
+        sampler = self.control.sampler_of(channel)
         if sampler.expected == sampler.population and members == frozenset(channel.members):
             return False
-        return self._setting.foreign or drawn is None or members != drawn.members
+        return self._built.foreign or drawn is None or members != drawn.members
 
     def _check_turns(self, updates: Updates, channel: Channel) -> None:
         """Raise `Refused` for clients whose turn it is not: releases are claimed to be about the current group only."""
-        sampler = self._sampler_of(channel)
+        sampler = self.control.sampler_of(channel)
         if active_places(sampler, self.time) is None:
             return
         if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
             law = "a client was asked out of turn"
             refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
 
-    def _scene_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
+    def _release_context_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         # Noise streams are named by (purpose, round, call, participant, part). Order, batching and resumption cannot
         # change them, and a resumed round draws the same noise for a value that is already recorded.
         return ReleaseContext(
             time=self.time,
-            unit=self._setting.unit,
-            adjacency=self._setting.adjacency,
+            unit=self._built.unit,
+            adjacency=self._built.adjacency,
             channel=channel,
-            sampler=self._sampler_of(channel),
+            sampler=self.control.sampler_of(channel),
             next_id=self._gate.next_id,
             use=at.use,
             noise=lambda participant: self._secret.rng(
@@ -432,7 +405,7 @@ class TrainingRound:
                 use=at.use,
                 participant=participant if participant >= 0 else participant - at.part,
             ),
-            line=self._setting.channel_number(channel),
+            line=self._built.channel_number(channel),
             again=self._redone,
             correlated=self._draw_correlated,
         )

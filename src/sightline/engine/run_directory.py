@@ -20,24 +20,28 @@ from sightline.randomness import CIPHER, Streams, sync_folder, write_secret
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
+BEST = "best.safetensors"
+"""The model of the best round, if `keep_best` asks for it."""
 SECRET = "noise-root.secret"
 LOCK = "run.lock"
 RUN_ID = "run.id"
 NODES_LOG = "nodes.log"
-"""The names of the file with the run's id for real sites, and of the log of sites left out of rounds."""
+ANSWERS_LOG = "answers.jsonl"
+"""The names of the file with the run's id for real sites, and of the logs of sites left out and of all answers."""
 DIGEST = "data.digest"
 """The fingerprint of the private data, readable by the owner only: others could test guesses against it."""
 
 MADE = "made by the run"
 """Content of the lock if the run also made its directory, which it may then remove."""
 ENDED = ("finished", "stopped")
-"""The states of a run that cannot be continued."""
+"""The states of a run that has no rounds left; only added rounds (`more_rounds`) continue it."""
 OURS = {
     CONFIG,
     SECRET,
     DIGEST,
     RUN_ID,
     NODES_LOG,
+    ANSWERS_LOG,
     DATABASE,
     *(f"{DATABASE}-{part}" for part in ("wal", "shm", "journal")),
 }
@@ -273,7 +277,7 @@ def write_settings(directory: Path, experiment: Experiment) -> None:
 def remove_false_start(directory: Path) -> None:
     """Remove the database and secrets of a start that was killed before its first release."""
     # A new start draws a new noise root. The run id and the log of nodes stay: real sites know the run by them.
-    for name in OURS - {CONFIG, RUN_ID, NODES_LOG}:
+    for name in OURS - {CONFIG, RUN_ID, NODES_LOG, ANSWERS_LOG}:
         (directory / name).unlink(missing_ok=True)
 
 

@@ -30,10 +30,11 @@ from sightline.engine.execution import Compute, LiveExecution
 from sightline.errors import invalid, refuse
 from sightline.events import Unit
 from sightline.mechanisms import (
+    CallKind,
+    ChannelMechanism,
     ClientExecutor,
     ClientState,
     Cohort,
-    Mechanism,
     NoisedBy,
     NoisedValue,
     NoiseStreams,
@@ -42,8 +43,8 @@ from sightline.mechanisms import (
     StateAccess,
     Updates,
 )
-from sightline.mechanisms.dp_sgd import whole_batch
-from sightline.models.mixing import unknown_part
+from sightline.mechanisms.dp_sgd import batch_plan
+from sightline.models.flat import unknown_part
 from sightline.randomness import Purpose, Streams
 from sightline.topology import client_name
 from sightline.training.dispatch import worker_for
@@ -111,21 +112,21 @@ class Comparisons:
         )
 
 
-def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng: np.random.Generator) -> list[Subject]:
+def draw_subjects(built: BuiltExperiment, count: int, secret: Streams, *, rng: np.random.Generator) -> list[Subject]:
     """Draw distinct subjects at random: clients, or examples of different clients as far as possible.
 
     Every second example is one that its client's first batch draws: at small rates hardly any other would be.
     """
-    clients = [int(n) for n in rng.permutation(len(setting.clients)) if len(setting.federation.clients[n].train)]
-    if setting.unit is not Unit.SAMPLE:
+    clients = [int(n) for n in rng.permutation(len(built.clients)) if len(built.federation.clients[n].train)]
+    if built.unit is not Unit.SAMPLE:
         return [Subject(client) for client in clients[:count]]
     found: list[Subject] = []
-    sizes = setting.federation.sizes
+    sizes = built.federation.sizes
     for _ in range(100 * count):
         if len(found) == count:
             break
         client = clients[len(found) % len(clients)]
-        drawn = sorted(drawn_examples(setting, secret, client)) if len(found) % 2 == 0 else []
+        drawn = sorted(drawn_examples(built, secret, client)) if len(found) % 2 == 0 else []
         subject = Subject(client, int(rng.choice(drawn) if drawn else rng.integers(sizes[client])))
         if subject not in found:
             found.append(subject)
@@ -133,10 +134,10 @@ def draw_subjects(setting: BuiltExperiment, count: int, secret: Streams, *, rng:
 
 
 def drawn_examples(
-    setting: BuiltExperiment, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
+    built: BuiltExperiment, secret: Streams, client: int, *, round: int = 1, use: int = 0, steps: int = 1
 ) -> frozenset[int]:
     """Return the examples that a client's first batches draw in a training call, by the run's own streams."""
-    plan, examples = setting.mechanism.steps_of(client), int(setting.federation.sizes[client])
+    plan, examples = built.mechanism.facts.private_steps.get(client), int(built.federation.sizes[client])
     if plan is None:
         return frozenset()
     if plan.strategy is not None:  # batches in a fixed order: groups by index take turns
@@ -144,7 +145,7 @@ def drawn_examples(
         return frozenset(n for turn in turns for n in range(turn % plan.groups, examples, plan.groups))
     rng = secret.rng(Purpose.BATCHES, round=round, participant=client, use=use)
     # If the client noises its own steps, a model with dropout seeds its masks from the stream before the first batch.
-    if setting.experiment.privacy.place != "server" and worker_for(setting.model).dropout:
+    if built.experiment.privacy.place != "server" and worker_for(built.model).dropout:
         rng.integers(2**63)
     drawn: set[int] = set()
     for batch in islice(poisson_batches(examples, plan.rate, steps, rng), steps):
@@ -172,19 +173,19 @@ class TwinWorlds:
     """The worlds of one run, and the statistics of their comparisons."""
 
     def __init__(
-        self, setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int
+        self, built: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int
     ) -> None:
-        self.setting, self.secret = setting, secret
+        self.built, self.secret, self.facts = built, secret, built.mechanism.facts
         self.found = Comparisons()
-        self._subjects = draw_subjects(setting, count, secret, rng=public.rng(Purpose.VERIFICATION))
+        self._subjects = draw_subjects(built, count, secret, rng=public.rng(Purpose.VERIFICATION))
         self.worlds = [World(one, make_worker(self._setting_without(one), public, secret)) for one in self._subjects]
 
     def _setting_without(self, subject: Subject) -> BuiltExperiment:
         """Return the experiment without the subject, with its own model if the user's code runs."""
-        without, model = remove_subject(self.setting.federation, subject), self.setting.model
+        without, model = remove_subject(self.built.federation, subject), self.built.model
         # A module that keeps state would otherwise keep it for both worlds.
         runs_own_code = worker_for(model).state is not None
-        return replace(self.setting, federation=without, model=replace(model) if runs_own_code else model)
+        return replace(self.built, federation=without, model=replace(model) if runs_own_code else model)
 
     def close(self) -> None:
         """Release the resources of training."""
@@ -198,39 +199,41 @@ class TwinWorlds:
     def compare_values(self, updates: Updates, context: ReleaseContext, compute: Compute, found: ReleaseValues) -> None:
         """Compute the values again in every world. Raise `Refused` if a subject moves one by more than is claimed."""
         begun = time.perf_counter()
-        mechanism = self.setting.mechanism.at(context)
+        mechanism = self.built.mechanism.at(context.channel)
         for world in self.worlds:
             if world.subject.client in context.channel.members:
                 self._compare_world(world, mechanism, updates, context, compute, found)
         self.found.seconds += time.perf_counter() - begun
 
     def _compare_world(
-        self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext, compute: Compute,
+        self, world: World, mechanism: ChannelMechanism, updates: Updates, context: ReleaseContext, compute: Compute,
         found: ReleaseValues,
     ) -> None:  # fmt: skip
-        masked = world.subject.example is not None and worker_for(self.setting.model).dropout
-        if masked and self._is_drawn(world.subject, mechanism, updates, context) is not False:
+        masked = world.subject.example is not None and worker_for(self.built.model).dropout
+        if masked and self._is_drawn(world.subject, updates) is not False:
             # Without one example the others of its batch get other dropout masks; the difference is not the subject's.
             return
-        if mechanism.noised_value is NoisedValue.GRADIENT and mechanism.noised_by(context) is NoisedBy.CLIENT:
-            self._compare_step(world, mechanism, updates, context)
+        if self.facts.noised_value is NoisedValue.GRADIENT and mechanism.noised_by is NoisedBy.CLIENT:
+            self._compare_step(world, updates, context)
             return
-        if mechanism.noised_value is NoisedValue.UPDATE and mechanism.noised_by(context) is NoisedBy.CLIENT:
+        if self.facts.noised_value is NoisedValue.UPDATE and mechanism.noised_by is NoisedBy.CLIENT:
             self._compare_output(world, mechanism, updates, context)
             return
         bound = self._bound_shift(mechanism, updates, context)
         if bound is None:
             return
-        hides = self.setting.unit is Unit.CLIENT and mechanism.noised_by(context) is NoisedBy.SERVER
+        hides = self.built.unit is Unit.CLIENT and mechanism.noised_by is NoisedBy.SERVER
         twin = move_updates(updates, world, without=world.subject.client if hides else None)
         other = compute(twin, context)
         world.keep_state(twin.recall)
-        drawn = self._is_drawn(world.subject, mechanism, updates, context)
+        drawn = self._is_drawn(world.subject, updates)
         for key, value in found.values.items():
             if key in other.values:
                 self._compare_pair(value, other.values[key], bound, drawn, world.subject, context)
 
-    def _compare_output(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
+    def _compare_output(
+        self, world: World, mechanism: ChannelMechanism, updates: Updates, context: ReleaseContext
+    ) -> None:
         """Compare what the subject sends with what it would send without its data, under the same noise."""
         client, values = world.subject.client, []
         if client not in updates.cohort.members:
@@ -243,21 +246,21 @@ class TwinWorlds:
             values += [one.value for one in mechanism.client_outputs(alone, context) if one.member == client]
             if worker is world.worker:
                 world.keep_state(recall)
-        bound = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
+        bound = self._clip_norm(self.built.experiment.privacy.clip_norm, context)
         self._compare_pair(values[0], values[1], bound, True, world.subject, context)
 
-    def _compare_step(self, world: World, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> None:
+    def _compare_step(self, world: World, updates: Updates, context: ReleaseContext) -> None:
         """Compare the first private step of the subject's client, without noise."""
         client = world.subject.client
         # Only the first step: the claim for a later one is conditional on the noised value from which it starts.
-        plan = mechanism.steps_of(client)
+        plan = self.facts.private_steps.get(client)
         # An adaptive optimiser's step does not scale with the gradient, so no clip norm bounds the difference.
-        adaptive = self.setting.experiment.local.adaptive
+        adaptive = self.built.experiment.local.adaptive
         if plan is None or adaptive or client not in updates.cohort.members:
             return
         if updates.recall is not None and not updates.recall.state.noised:
             self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
-        plan = replace(whole_batch(plan) if updates.task.whole_batch else plan, line=context.line)
+        plan = replace(batch_plan(plan, updates.task), line=context.line)
         one = replace(plan, steps=1, noise_multiplier=0.0, strategy=None)
         ends = []
         for worker, recall in (
@@ -265,52 +268,50 @@ class TwinWorlds:
             (world.worker, world.recall_state(updates)),
         ):
             alone = select_member(updates, client, worker, recall)
-            blocks = worker.dp_sgd(
-                [client], alone.start_rows(), plans=[one], at=updates.at, task=alone.task, recall=recall
-            )
+            blocks = worker.run(alone.make_call(CallKind.DP_SGD, [one]))
             ends.append(next(iter(blocks))[1][0].clone())
-        rate = updates.task.learning_rate or self.setting.experiment.local.learning_rate
+        rate = updates.task.learning_rate or self.built.experiment.local.learning_rate
         bound = rate * self._clip_norm(plan.clip_norm, context) / plan.expected_batch
-        drawn = self._is_drawn(world.subject, mechanism, updates, context)
+        drawn = self._is_drawn(world.subject, updates)
         self._compare_pair(ends[0], ends[1], bound, drawn, world.subject, context)
 
     def _clip_norm(self, clip_norm: float, context: ReleaseContext) -> float:
         # For tokens the subject is replaced by another example, not removed: both may contribute a clip norm.
-        twice = 2.0 if self.setting.federation.kind is Kind.TEXT and self.setting.unit is Unit.SAMPLE else 1.0
-        return twice * context.largest_clipped(clip_norm, self.setting.splitter)
+        twice = 2.0 if self.built.federation.kind is Kind.TEXT and self.built.unit is Unit.SAMPLE else 1.0
+        return twice * context.largest_clipped(clip_norm, self.built.splitter)
 
-    def _bound_shift(self, mechanism: Mechanism, updates: Updates, context: ReleaseContext) -> float | None:
+    def _bound_shift(self, mechanism: ChannelMechanism, updates: Updates, context: ReleaseContext) -> float | None:
         """Return how far the subject may move a value of the channel; None if no clipping bounds it."""
         senders = max(1, len(updates.cohort.members))
-        clip_norm = self._clip_norm(self.setting.experiment.privacy.clip_norm, context)
-        if mechanism.noised_value is NoisedValue.UPDATE:
-            return clip_norm / context.sampler.expected
-        plans = [mechanism.steps_of(n) for n in context.channel.members]
-        steps = [plan for plan in plans if plan is not None]
-        if mechanism.noised_value is NoisedValue.STEPS:
+        clip_norm = self._clip_norm(self.built.experiment.privacy.clip_norm, context)
+        if self.facts.noised_value is NoisedValue.UPDATE:
+            # An adaptive clip norm is the mechanism's to know.
+            longest = mechanism.largest_output(context, dimension=1, splitter=self.built.splitter)
+            return (clip_norm if longest is None else longest) / context.sampler.expected
+        plans = self.facts.private_steps
+        steps = [plans[n] for n in context.channel.members if n in plans]
+        if self.facts.noised_value is NoisedValue.STEPS:
             return 2 * self._clip_norm(max(plan.clip_norm for plan in steps), context) / senders
-        if mechanism.noised_value is NoisedValue.GRADIENT:
+        if self.facts.noised_value is NoisedValue.GRADIENT:
             share = context.sampler.expected / context.sampler.population
-            rate = self.setting.experiment.local.learning_rate
+            rate = self.built.experiment.local.learning_rate
             return rate * clip_norm / (share * sum(plan.expected_batch for plan in steps))
         return None
 
-    def _is_drawn(
-        self, subject: Subject, mechanism: Mechanism, updates: Updates, context: ReleaseContext
-    ) -> bool | None:
-        """Return whether the run's own draws put the subject into the value; None if a schedule decides it."""
+    def _is_drawn(self, subject: Subject, updates: Updates) -> bool | None:
+        """Return whether the run's own draws put the subject into the value; None if it is not known here."""
         if subject.client not in updates.cohort.members:
             return False
         if subject.example is None:
             return True
-        plan = mechanism.steps_of(subject.client)
-        if plan is None or plan.allotment is not None:
+        plan = self.facts.private_steps.get(subject.client)
+        if plan is None or plan.allotment is not None or updates.task.batch_size is not None:
             return None
         if updates.task.whole_batch:
             return True
-        steps = (updates.task.steps or 1) if mechanism.noised_value is NoisedValue.STEPS else 1
+        steps = (updates.task.steps or 1) if self.facts.noised_value is NoisedValue.STEPS else 1
         where = {"round": updates.at.round, "use": updates.at.use, "steps": steps}
-        return subject.example in drawn_examples(self.setting, self.secret, subject.client, **where)
+        return subject.example in drawn_examples(self.built, self.secret, subject.client, **where)
 
     def _compare_pair(
         self, value: Tensor, other: Tensor, bound: float, drawn: bool | None, subject: Subject, context: ReleaseContext
@@ -372,19 +373,19 @@ def select_member(updates: Updates, client: int, worker: ClientExecutor, recall:
 
 
 def plan_worlds(
-    setting: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int | None, *,
+    built: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int | None, *,
     nodes: bool,
 ) -> TwinWorlds | None:  # fmt: skip
     """Return as many worlds as asked for; by default two for a user's own module, and None otherwise."""
     if count is not None and count < 0:
         invalid("verify", count, "a number of subjects is 0 or more")
-    if count and setting.unit is Unit.NONE:
+    if count and built.unit is Unit.NONE:
         invalid("verify", count, "nothing is claimed that could be verified", 'set privacy.unit = "client" or "sample"')
     if count and nodes:
         invalid("verify", count, "nodes have their data to themselves", "use --runtime simulator")
-    if count is None and not nodes and setting.unit is not Unit.NONE and unknown_part(setting.model.module()):
+    if count is None and not nodes and built.unit is not Unit.NONE and unknown_part(built.model.module()):
         count = FIRST_LOOK
-    return TwinWorlds(setting, make_worker, public, secret, count) if count else None
+    return TwinWorlds(built, make_worker, public, secret, count) if count else None
 
 
 class ComparedExecution(LiveExecution):

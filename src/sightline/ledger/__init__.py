@@ -1,6 +1,5 @@
 """The ledger: releases, how they are stored, and the flow of information through them."""
 
-from sightline.ledger.export import SCHEMA, Pages, Row, export_ledger, read_export
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.group_pairs import GroupPlan, LedgerPairs, Pairs, Rhythm, Threat, ledger_pairs, planned_pairs
 from sightline.ledger.ledger import Ledger, Store
@@ -15,7 +14,16 @@ from sightline.ledger.release import (
     release_from,
     write_parties,
 )
-from sightline.ledger.step_ledger import StepKind, StepLedger, read_ledger
+from sightline.ledger.standalone import (
+    SCHEMA,
+    Pages,
+    Row,
+    StepKind,
+    StepLedger,
+    export_ledger,
+    read_export,
+    read_ledger,
+)
 from sightline.ledger.store import (
     GENESIS,
     Entry,

@@ -104,11 +104,11 @@ class View:
         # A release that reaches the observer brings everything it was computed from. Each release is charged once, and
         # one bit remembers it, so a view stays small however long the run.
         while waiting:
-            found = waiting.pop()
-            if not self._has_seen(found.id):
-                self.reached.add(found.id)
-                self._charge_subjects(found)
-                waiting += [self._releases[earlier] for earlier in found.inputs]
+            reached = waiting.pop()
+            if not self._has_seen(reached.id):
+                self.reached.add(reached.id)
+                self._charge_subjects(reached)
+                waiting += [self._releases[earlier] for earlier in reached.inputs]
 
     def _has_seen(self, id: int) -> bool:
         return id in self.reached or (self._before is not None and id in self._before.reached)
@@ -145,37 +145,37 @@ class View:
 
     def by_subject(self, exempt: Parties = NOBODY) -> dict[str, Composition]:
         """Return the composition of every subject outside `exempt` about whom anything was seen."""
-        found: defaultdict[str, Composition] = defaultdict(Counter)
+        result: defaultdict[str, Composition] = defaultdict(Counter)
         for (charged, event), times in self._charges.items():
             for name in charged - exempt:
-                found[name][event] += times
-        return dict(found)
+                result[name][event] += times
+        return dict(result)
 
     def compositions_of(self, subjects: Parties) -> dict[str, Composition]:
         """Return the composition of each subject, in one pass over the charges. Raises for an unknown subject."""
-        found: dict[str, Composition] = {name: Counter() for name in subjects}
+        result: dict[str, Composition] = {name: Counter() for name in subjects}
         for (charged, event), times in self._charges.items():
             for name in subjects & charged:
-                found[name][event] += times
-        for name, composition in found.items():
+                result[name][event] += times
+        for name, composition in result.items():
             if not composition and self._check_subject is not None:
                 self._check_subject(name)
-        return found
+        return result
 
     def compositions(self, exempt: Parties = NOBODY) -> dict[frozenset[tuple[Event, int]], str]:
         """Return every distinct composition of subjects outside `exempt`, with one such subject each."""
         charged: dict[Parties, list[tuple[Event, int]]] = defaultdict(list)
         for (subjects, event), times in self._charges.items():
             charged[subjects].append((event, times))
-        found: dict[frozenset[tuple[Event, int]], str] = {}
+        result: dict[frozenset[tuple[Event, int]], str] = {}
         for holders, subject in _subject_atoms(charged, exempt):
             total: Composition = Counter()
             for subjects in holders:
                 for event, times in charged[subjects]:
                     total[event] += times
             key = frozenset(total.items())
-            found[key] = min(subject, found.get(key, subject))
-        return found
+            result[key] = min(subject, result.get(key, subject))
+        return result
 
 
 def _subject_atoms(groups: Iterable[Parties], exempt: Parties = NOBODY) -> list[tuple[tuple[Parties, ...], str]]:

@@ -80,10 +80,10 @@ def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
     for number, some in enumerate(sets):
         for name in places.keys() & some:
             places[name].append(number)
-    found: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    result: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, numbers in places.items():
-        found[tuple(numbers)].append(name)
-    return [tuple(some) for some in found.values()]
+        result[tuple(numbers)].append(name)
+    return [tuple(some) for some in result.values()]
 
 
 @dataclass(frozen=True)
@@ -245,22 +245,22 @@ class Pairs:
         for point in range(eras * count):
             sees = self.kinds[:, point // count, point % count]
             latest[sees] = np.maximum(latest[sees], last[point])
-        found = np.zeros((eras, count, len(self)), dtype=np.float32)
+        result = np.zeros((eras, count, len(self)), dtype=np.float32)
         for era, (low, high) in enumerate(self.plan.spans):
             upto = np.clip(latest.T, low - 1, high)
-            found[era] = self.plan.made[upto] - self.plan.made[low - 1]
-        return found
+            result[era] = self.plan.made[upto] - self.plan.made[low - 1]
+        return result
 
     def release_counts(self, rows: slice) -> Ints:
         """Return releases of each event for some classes of subjects, shape (events, subjects, observers)."""
         eras = len(self.plan.spans)
         member = self.kinds[rows, :eras].astype(np.float32)
-        found = np.zeros((len(self.events), len(member), len(self)))
-        for place, event in enumerate(self.events):
+        result = np.zeros((len(self.events), len(member), len(self)))
+        for index, event in enumerate(self.events):
             mine = [m for m, other in enumerate(self.plan.events) if other == event]
             for era in range(eras):
-                found[place] += member[:, era, mine] @ self._seen[era, mine]
-        return found.round().astype(np.int64)
+                result[index] += member[:, era, mine] @ self._seen[era, mine]
+        return result.round().astype(np.int64)
 
     def subject_chunks(self) -> Iterator[slice]:
         """Yield slices over all subject classes."""
@@ -269,13 +269,13 @@ class Pairs:
 
     def allowed_pairs(self, threat: Threat, rows: slice) -> Bools:
         """Return the pairs that a threat model covers, shape (subjects, observers)."""
-        found = np.ones((len(range(*rows.indices(len(self)))), len(self)), dtype=bool)
+        result = np.ones((len(range(*rows.indices(len(self)))), len(self)), dtype=bool)
         if threat is Threat.OUT_OF_GROUP:
-            found = ~self._together[rows]
-        for place, kind in enumerate(range(*rows.indices(len(self)))):
+            result = ~self._together[rows]
+        for index, kind in enumerate(range(*rows.indices(len(self)))):
             # A worker does not observe itself: within a class there is a pair only if it has two members.
-            found[place, kind] &= self.sizes[kind] > 1
-        return found
+            result[index, kind] &= self.sizes[kind] > 1
+        return result
 
     @cached_property
     def _together(self) -> Bools:
@@ -320,8 +320,8 @@ def epsilon_matrix(pairs: Pairs, threat: Threat, costing: Costing) -> tuple[Floa
     known: dict[int, float] = {}
     for rows in pairs.subject_chunks():
         counts = pairs.release_counts(rows)
-        found = _evaluate_counts(pairs, counts, costing, known)
-        epsilon[rows] = np.where(pairs.allowed_pairs(threat, rows), found, np.nan)
+        result = _evaluate_counts(pairs, counts, costing, known)
+        epsilon[rows] = np.where(pairs.allowed_pairs(threat, rows), result, np.nan)
         releases[rows] = counts.sum(0)
     return epsilon, releases
 
@@ -336,10 +336,10 @@ def worst_by_class(pairs: Pairs, threat: Threat, costing: Costing) -> Floats:
         # Epsilon grows with the count: only the largest of each row is needed.
         if len(pairs.events) == 1:
             counts = np.where(allowed, counts[0], 0).max(1)[None, :, None]
-            found = _evaluate_counts(pairs, counts, costing, known)[:, 0]
+            result = _evaluate_counts(pairs, counts, costing, known)[:, 0]
         else:
-            found = np.where(allowed, _evaluate_counts(pairs, counts, costing, known), -np.inf).max(1)
-        worst[rows] = np.where(anybody, found, np.nan)
+            result = np.where(allowed, _evaluate_counts(pairs, counts, costing, known), -np.inf).max(1)
+        worst[rows] = np.where(anybody, result, np.nan)
     return worst
 
 
@@ -349,8 +349,8 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
     # Counts become digits of one int64 key; an overflow would merge different compositions and could understate
     # epsilon.
     if base ** len(pairs.events) > 2**62:
-        law = "there are too many different events and epochs for one number"
-        invalid("events", len(pairs.events), law, "use fewer different rates and noise factors")
+        reason = "there are too many different events and epochs for one number"
+        invalid("events", len(pairs.events), reason, "use fewer different rates and noise factors")
     keys = np.zeros(counts.shape[1:], dtype=np.int64)
     for some in counts:
         keys = keys * base + some

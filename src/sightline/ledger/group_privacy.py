@@ -53,11 +53,11 @@ class Bottleneck:
     def __post_init__(self) -> None:
         plan = self.pairs.plan
         if plan.rhythm is not Rhythm.EPOCH:
-            law = "the bottleneck bound is for DP-OGL: an interval of DP-OGL+ is one release already"
-            refuse("bottleneck", plan.rhythm, law, "leave out --plus or --bottleneck")
+            reason = "the bottleneck bound is for DP-OGL: an interval of DP-OGL+ is one release already"
+            refuse("bottleneck", plan.rhythm, reason, "leave out --plus or --bottleneck")
         if len(plan.schedule.eras) > 1:
-            law = "the bottleneck bound is proved for memberships that do not change"
-            refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", law, "leave out --bottleneck")
+            reason = "the bottleneck bound is proved for memberships that do not change"
+            refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", reason, "leave out --bottleneck")
 
     def check_run(self, releases: Sequence[Release]) -> None:
         """Raise for releases of a run, or of its plan, to which the bound does not apply.
@@ -77,14 +77,16 @@ class Bottleneck:
                 refuse("bottleneck", f"unit {release.unit}", "the bound is for clipped updates of clients", LEAVE_OUT)
             group = groups.get(release.source)
             if group is None or release.joint or release.event != plan.events[group] or (release.time, group) in made:
-                law = f"{release.event} of {release.source} is not a group's one planned release of an epoch"
-                refuse("bottleneck", f"round {release.time}", law, LEAVE_OUT)
+                reason = f"{release.event} of {release.source} is not a group's one planned release of an epoch"
+                refuse("bottleneck", f"round {release.time}", reason, LEAVE_OUT)
             made.add((release.time, group))
             begins = (release.time - 1) % plan.period == 0
             for other in sorted(_groups_behind(release, releases, groups)):
                 if other != group and not (begins and near[group, other]):
-                    law = f"{release.source} works from {group_name(other)} in the middle of an interval: state is kept"
-                    refuse("bottleneck", f"round {release.time}", law, LEAVE_OUT)
+                    reason = (
+                        f"{release.source} works from {group_name(other)} in the middle of an interval: state is kept"
+                    )
+                    refuse("bottleneck", f"round {release.time}", reason, LEAVE_OUT)
 
     @property
     def member(self) -> NDArray[np.bool_]:
@@ -96,14 +98,14 @@ class Bottleneck:
         """Return the number of exchanges from one group to another, shape (groups, groups)."""
         member = self.member.astype(np.float32)
         near = ((member.T @ member) > 0) | np.eye(member.shape[1], dtype=bool)
-        found = np.where(np.eye(len(near), dtype=bool), 0, FAR)
+        result = np.where(np.eye(len(near), dtype=bool), 0, FAR)
         reach, steps = np.eye(len(near), dtype=bool), 0
         while True:
             wider = (reach.astype(np.float32) @ near.astype(np.float32)) > 0
             steps += 1
             if (wider == reach).all():
-                return found
-            found[wider & ~reach] = steps
+                return result
+            result[wider & ~reach] = steps
             reach = wider
 
     def epsilon(self, subject: int, observer: int, costing: Costing) -> float:
@@ -137,10 +139,10 @@ class Bottleneck:
         while True:
             other = min((seen ^ {group} for group in free), default=seen,
                         key=lambda cut: self.cut_strength(subject, observer, cut))  # fmt: skip
-            found = self.cut_strength(subject, observer, other)
-            if found >= least * (1 - 1e-12):
+            result = self.cut_strength(subject, observer, other)
+            if result >= least * (1 - 1e-12):
                 return seen
-            seen, least = other, found
+            seen, least = other, result
 
     @cached_property
     def _costs(self) -> dict[tuple[Ingredients, Costing], float]:
@@ -158,11 +160,11 @@ class Bottleneck:
         """Return sets of seen groups: balls around the observer's groups, and all but balls around the subject's."""
         from_subject, to_observer = self._distances_from(subject), self._distances_from(observer)
         own = frozenset(np.flatnonzero(self.member[observer]).tolist())
-        found = []
+        result = []
         for radius in range(RADII):
-            found.append(frozenset(np.flatnonzero(to_observer <= radius).tolist()))
-            found.append(own | frozenset(np.flatnonzero(from_subject > radius).tolist()))
-        return list(dict.fromkeys(found))
+            result.append(frozenset(np.flatnonzero(to_observer <= radius).tolist()))
+            result.append(own | frozenset(np.flatnonzero(from_subject > radius).tolist()))
+        return list(dict.fromkeys(result))
 
     def _distances_from(self, kind: int) -> NDArray[np.int64]:
         """Return the distance of every group from the nearest group of a class."""
@@ -189,13 +191,13 @@ class Bottleneck:
         self, group: int, subject: int, hidden: NDArray[np.bool_], arrival: NDArray[np.int64]
     ) -> dict[int, int]:
         """Return by interval how many more members start, from it on, from a hidden model that the subject reached."""
-        found: Counter[int] = Counter()
+        result: Counter[int] = Counter()
         for kind in np.flatnonzero(self.member[:, group]):
             others = self.member[kind] & hidden
             if others.any():
                 workers = int(self.pairs.sizes[kind]) - (kind == subject)
-                found[int(arrival[others].min()) + 2] += workers
-        return dict(found)
+                result[int(arrival[others].min()) + 2] += workers
+        return dict(result)
 
     def _charge_intervals(
         self, direct: Counter[Event], bridged: Counter[Bridged], group: int, upto: int, own: int, more: dict[int, int]
@@ -218,17 +220,17 @@ class Bottleneck:
 
 def _groups_behind(release: Release, releases: Sequence[Release], groups: dict[str, int]) -> set[int]:
     """Return the groups whose releases a release was computed from, directly or through values that were only shown."""
-    found, waiting, seen = set[int](), list(release.inputs), set[int]()
+    result, waiting, seen = set[int](), list(release.inputs), set[int]()
     while waiting:
         earlier = releases[waiting.pop()]
         if earlier.id in seen:
             continue
         seen.add(earlier.id)
         if earlier.subjects and earlier.source in groups:
-            found.add(groups[earlier.source])
+            result.add(groups[earlier.source])
         elif not earlier.subjects:
             waiting += earlier.inputs
-    return found
+    return result
 
 
 def gaussian_of(event: Event) -> tuple[float, float]:
@@ -246,13 +248,13 @@ def gaussian_of(event: Event) -> tuple[float, float]:
 def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], costing: Costing) -> Floats:
     """Return the matrix of the flow count with every entry lowered to the bottleneck bound where that is less."""
     bounds = Bottleneck(pairs)
-    found = epsilon.copy()
+    result = epsilon.copy()
     for subject, observer in np.argwhere(~np.isnan(epsilon) & (releases > 0)):
         # Otherwise the observer sees every release itself, and the flow count is already tight.
         if (bounds.member[subject] & ~bounds.member[observer]).any():
             bound = bounds.epsilon(int(subject), int(observer), costing)
-            found[subject, observer] = min(found[subject, observer], bound)
-    return found
+            result[subject, observer] = min(result[subject, observer], bound)
+    return result
 
 
 # Up to this many workers a matrix is written pair by pair, above by class.
@@ -292,11 +294,11 @@ class Question:
         if not self.structure.endswith(".json"):
             way_out = did_you_mean(self.structure, [*STRUCTURES]) + ", or give a .json file"
             invalid("--structure", self.structure, "no such structure", way_out)
-        found = read_schedule(self.structure)
-        for name, given, held in (("workers", self.workers, found.workers), ("groups", self.count, found.count)):
+        result = read_schedule(self.structure)
+        for name, given, held in (("workers", self.workers, result.workers), ("groups", self.count, result.count)):
             if given is not None and given != held:
                 invalid(f"--{name}", given, f"the membership file has {held} {name}", "leave it out")
-        return found
+        return result
 
     def planned_run(self) -> GroupPlan:
         """Return the run that the question is about."""
@@ -346,8 +348,8 @@ class Answer:
     def flow(self) -> tuple[Floats, Ints]:
         """Return epsilon and releases by the flow count, shape (classes, classes). Raises for too many classes."""
         if len(self.pairs) > MOST_CLASSES:
-            law = f"a matrix of {len(self.pairs)} different memberships is too large"
-            refuse("--structure", self.question.structure, law, "leave out --out, --plot and --bottleneck")
+            reason = f"a matrix of {len(self.pairs)} different memberships is too large"
+            refuse("--structure", self.question.structure, reason, "leave out --out, --plot and --bottleneck")
         return epsilon_matrix(self.pairs, Threat(self.question.threat), self.question.costing)
 
     @cached_property
@@ -373,14 +375,14 @@ class Answer:
     @property
     def mean(self) -> float:
         """Return the mean over the workers that have an observer."""
-        found = self.worst[~np.isnan(self.worst)]
-        return float(found.mean()) if len(found) else math.nan
+        result = self.worst[~np.isnan(self.worst)]
+        return float(result.mean()) if len(result) else math.nan
 
     @property
     def largest(self) -> float:
         """Return the epsilon of the worst pair."""
-        found = self.worst[~np.isnan(self.worst)]
-        return float(found.max()) if len(found) else math.nan
+        result = self.worst[~np.isnan(self.worst)]
+        return float(result.max()) if len(result) else math.nan
 
     @property
     def releases_max(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from sightline.events import Adjacency, Event, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.release import (
     NOBODY,
+    POST_PROCESSING,
     Draw,
     Parties,
     Release,
@@ -29,29 +30,54 @@ from sightline.topology import Line
 ROWS = 20
 
 
-def overview_table(releases: Collection[Release]) -> str:
-    """Return an HTML table: what was released, by whom, about whom, to whom, by which event, how often and when."""
-    kinds: dict[tuple[str, str, Parties, Parties, Event], list[int]] = {}
+Overview = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+
+
+def overview_table(releases: Collection[Release]) -> Overview:
+    """Return title, header and rows: what was released, by and about whom, seen by whom, by which event, how often."""
+    kinds: dict[tuple[object, ...], list[Release]] = {}
     for release in releases:
-        kind = (release.what, release.source, release.subjects, release.audience, release.event)
-        kinds.setdefault(kind, []).append(release.time)
-    rows = [
+        # What every client releases about itself is one kind.
+        own = release.subjects == {release.source}
+        who = () if own else (release.source, release.subjects)
+        kinds.setdefault((release.what, release.event, release.audience, who), []).append(release)
+    rows: list[tuple[object, ...]] = [
         (
-            what,
-            source,
-            write_parties(subjects) or "nobody",
-            write_parties(audience) or "nobody",
-            event,
-            len(times),
-            _time_span(times),
+            some[0].what,
+            write_parties(frozenset(release.source for release in some)),
+            write_parties(frozenset[str]().union(*{release.subjects for release in some})) or "nobody",
+            write_parties(some[0].audience) or "nobody",
+            event_words(some[0].event),
+            len(some),
+            _time_span([release.time for release in some]),
         )
-        for (what, source, subjects, audience, event), times in kinds.items()
+        for some in kinds.values()
     ]
     left = f", {len(rows) - ROWS:,} kinds not shown" if len(rows) > ROWS else ""
     first = next(iter(releases), None)
     promise = f", unit {first.unit}, adjacency {first.adjacency}" if first else ""
     header = ("what", "from", "about", "seen by", "event", "times", "rounds")
-    return shown.html_table(f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS])
+    return f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS]
+
+
+def event_words(event: Event) -> str:
+    """Return an event on one line, its numbers to four digits.
+
+    >>> from sightline.events import Gaussian, Poisson, Product
+    >>> event_words(Poisson(1 / 3, Gaussian(1.23456))), event_words(Product(()))
+    ('Poisson(0.3333, Gaussian(1.235))', 'post-processing')
+    """
+    if event == POST_PROCESSING:
+        return "post-processing"
+    return f"{type(event).__name__}({', '.join(_value_words(getattr(event, one.name)) for one in fields(event))})"
+
+
+def _value_words(value: object) -> str:
+    if isinstance(value, Event):
+        return event_words(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(_value_words, value))
+    return shown.format_short(value, 4) if isinstance(value, float) else str(value)
 
 
 def _time_span(times: list[int]) -> str:
@@ -156,11 +182,7 @@ class Ledger:
     """
 
     def __init__(
-        self,
-        releases: Iterable[Release] = (),
-        *,
-        store: Store | None = None,
-        participants: Iterable[str] = NOBODY,
+        self, releases: Iterable[Release] = (), *, store: Store | None = None, participants: Iterable[str] = NOBODY
     ) -> None:
         self._registered = frozenset(participants)
         self._named: set[str] = set()
@@ -212,7 +234,7 @@ class Ledger:
         """Record releases durably, before their values are used, and return them with their ids."""
         # One call claims everything that belongs together (all groups of an epoch): one budget check, one transaction,
         # then the values. Otherwise a budget could stop a run between two groups whose first value is already charged.
-        numbered = tuple(self._number_release(release, len(self) + place) for place, release in enumerate(releases))
+        numbered = tuple(self._number_release(release, len(self) + index) for index, release in enumerate(releases))
         draws = self._check_draws(releases)
         self._take_in(numbered, self._store)
         self._draws = draws
@@ -226,8 +248,8 @@ class Ledger:
             if draw is None:
                 continue
             if draw.round != release.time or draw.round < last or (draw.round == last and draw in used):
-                law = "hides who is in one release of its round, and was used before or belongs to another"
-                raise Refused(f"draw={draw}: {law}; draw again for every release")
+                reason = "hides who is in one release of its round, and was used before or belongs to another"
+                raise Refused(f"draw={draw}: {reason}; draw again for every release")
             last, used = draw.round, (used if draw.round == last else frozenset()) | {draw}
         return last, used
 
@@ -314,15 +336,15 @@ class Ledger:
 
         Raises for unknown names.
         """
-        found: set[str] = set()
+        result: set[str] = set()
         for name in parties(observer):
-            found |= {name} if self.has_participant(name) else read_parties(str(name))
-        if not found:
+            result |= {name} if self.has_participant(name) else read_parties(str(name))
+        if not result:
             invalid("observer", "nobody", "an observer is needed", "name a participant")
-        for name in sorted(found):
+        for name in sorted(result):
             if not self.has_participant(name) and not any(name in release.audience for release in planned):
                 refuse_unknown("observer", name, self.participants)
-        return frozenset(found)
+        return frozenset(result)
 
     def view(self, observer: str | Iterable[str]) -> View:
         """Return the view of an observer or a coalition (a set, or written as `client-0..3, public`)."""
@@ -342,12 +364,7 @@ class Ledger:
         return self.view(observer).composition(subject)
 
     def epsilon(
-        self,
-        subject: str,
-        observer: str | Iterable[str],
-        delta: float,
-        *,
-        accountant: Accountant = Accountant.PLD,
+        self, subject: str, observer: str | Iterable[str], delta: float, *, accountant: Accountant = Accountant.PLD
     ) -> float:
         """Return an upper bound on what `observer` can learn about `subject` at `delta`; infinite without noise.
 
@@ -368,15 +385,15 @@ class Ledger:
 
         With `planned`, the epsilon as if those releases were appended next.
         """
-        found = self.view_with(planned, observer).compositions(exempt)
-        return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in found), default=0.0)
+        result = self.view_with(planned, observer).compositions(exempt)
+        return max((accounting.epsilon(dict(items), delta, accountant=accountant) for items in result), default=0.0)
 
     def view_with(self, planned: Sequence[Release], observer: str | Iterable[str]) -> View:
         """Return the view of an observer as if `planned` were appended next."""
         view = self._view(self._observers(observer, planned))
         if not planned:
             return view
-        return view.preview_with([release.with_id(len(self) + place) for place, release in enumerate(planned)])
+        return view.preview_with([release.with_id(len(self) + index) for index, release in enumerate(planned)])
 
     def fits_budget(self, lines: Iterable[Line], room: Headroom, *, planned: Sequence[Release] = ()) -> bool:
         """Return whether every line of sight is within the budget, as if `planned` were appended next."""
@@ -423,8 +440,36 @@ class Ledger:
                     waiting += self[earlier].inputs
         return ids - covered
 
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row per release; `event` is the name of its event, `detail` all of it."""
+        return shown.make_frame(
+            [
+                {
+                    "id": release.id,
+                    "round": release.time,
+                    "what": release.what,
+                    "source": release.source,
+                    "subjects": write_parties(release.subjects),
+                    "audience": write_parties(release.audience),
+                    "event": type(release.event).__name__,
+                    "detail": str(release.event),
+                    "unit": str(release.unit),
+                    "adjacency": str(release.adjacency),
+                    "inputs": release.inputs,
+                    "joint": release.joint,
+                }
+                for release in self
+            ]
+        )
+
     def _repr_html_(self) -> str:
-        return overview_table(self._releases)
+        return shown.html_table(*overview_table(self._releases))
+
+    def __str__(self) -> str:
+        return shown.text_table(*overview_table(self._releases))
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {shown.format_plural(len(self), 'release')}>"
 
     def scale_noise(self, factor: float) -> "Ledger":
         """Return the same releases with every Gaussian noise multiplied; calibration searches over the factor."""

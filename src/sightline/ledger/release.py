@@ -36,8 +36,8 @@ def write_parties(parties: Parties) -> str:
             numbers[kind].append(number)
         else:
             words.append(name)
-    for kind, found in numbers.items():
-        words += [_range_word(kind, low, high) for low, high in _number_runs(sorted(found))]
+    for kind, result in numbers.items():
+        words += [_range_word(kind, low, high) for low, high in _number_runs(sorted(result))]
     return ", ".join(sorted(words, key=_natural_key))
 
 
@@ -63,10 +63,10 @@ def read_parties(text: str) -> Parties:
 
 def parties(*names: str | Iterable[str]) -> Parties:
     """Return a set from names and collections of names."""
-    found: set[str] = set()
+    result: set[str] = set()
     for name in names:
-        found.update([name] if isinstance(name, str) else name)
-    return frozenset(found)
+        result.update([name] if isinstance(name, str) else name)
+    return frozenset(result)
 
 
 def refuse_unknown(role: str, name: str, known: Parties) -> NoReturn:
@@ -234,14 +234,14 @@ _BODY = re.compile(
 def release_like(body: str, id: int) -> Release | None:
     """Return the release of a stored body; None unless it is written exactly as `Release.body` writes it."""
     # Bodies that differ in time and inputs only are parsed once; long runs repeat the rest of the body in every round.
-    found = _BODY.fullmatch(body) if isinstance(body, str) else None
-    like = None if found is None else _release_of_body(f'{{"time":0,{found[2]},"inputs":[],{found[4]}}}')
-    if found is None or like is None:
+    result = _BODY.fullmatch(body) if isinstance(body, str) else None
+    like = None if result is None else _release_of_body(f'{{"time":0,{result[2]},"inputs":[],{result[4]}}}')
+    if result is None or like is None:
         return None
-    inputs = tuple(int(number) for number in found[3].split(",")) if found[3] else ()
+    inputs = tuple(int(number) for number in result[3].split(",")) if result[3] else ()
     _check_order(inputs, id)
     return Release(
-        int(found[1]), like.source, like.subjects, like.unit, like.adjacency, like.event, like.audience, inputs,
+        int(result[1]), like.source, like.subjects, like.unit, like.adjacency, like.event, like.audience, inputs,
         like.coins_known_to, like.joint, like.what, id,
     )  # fmt: skip
 

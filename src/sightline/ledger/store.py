@@ -57,9 +57,9 @@ def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
         # A view would answer in place of a table and a trigger could drop rows that are written; both are code of
         # whatever made the file, so neither is ever run.
         connection.execute("PRAGMA trusted_schema=OFF")
-        found = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
-        if found is not None:
-            raise LedgerDamaged(one_line("ledger", found[0], "a view or a trigger, and a ledger has tables only"))
+        result = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
+        if result is not None:
+            raise LedgerDamaged(one_line("ledger", result[0], "a view or a trigger, and a ledger has tables only"))
     return connection
 
 
@@ -118,9 +118,9 @@ class SqliteStore:
 
     def stream_releases(self, start: int = 0, head: str = GENESIS, *, stop: int = LAST) -> Iterator[Release]:
         """Yield releases from `start` up to `stop`, each after its link is checked. Raises `LedgerDamaged`."""
-        for place, (id, body, claimed) in enumerate(self._stored_rows(start, stop), start):
+        for index, (id, body, claimed) in enumerate(self._stored_rows(start, stop), start):
             head = chain_hash(head, str(body))
-            if id != place or head != claimed:
+            if id != index or head != claimed:
                 raise LedgerDamaged(f"ledger row={id}: the hash chain is broken here; rows were cut, edited or moved")
             yield release_of(body, id)
 
@@ -136,10 +136,10 @@ class SqliteStore:
 
     def read_release(self, id: int) -> Release:
         """Return one release after checking its link of the chain. Raises `LedgerDamaged` if it is missing."""
-        found = next(self.stream_releases(id, self.hash_of(id - 1), stop=id + 1), None)
-        if found is None:
+        result = next(self.stream_releases(id, self.hash_of(id - 1), stop=id + 1), None)
+        if result is None:
             raise LedgerDamaged(f"ledger row={id}: it was there and is gone; rows were cut")
-        return found
+        return result
 
     def vouches_for(self, count: int, head: str) -> bool:
         """Return whether the first `count` rows end in the hash `head` that a checkpoint remembers."""
@@ -243,9 +243,9 @@ class Journal:
         head = GENESIS
         if self.exists:
             rows = self._connection.execute("SELECT number, kind, round, body, hash FROM journal ORDER BY number")
-            for place, (number, kind, round, body, claimed) in enumerate(rows):
+            for index, (number, kind, round, body, claimed) in enumerate(rows):
                 head = chain_entry(head, kind, round, body)
-                if number != place or head != claimed:
+                if number != index or head != claimed:
                     raise LedgerDamaged(f"journal entry={number}: the hash chain is broken here; {EDITED}")
                 yield Entry(kind, round, json.loads(body))
 

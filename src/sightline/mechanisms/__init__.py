@@ -1,13 +1,6 @@
 """Mechanisms: bound clients' updates, sum them with a known sensitivity, and add noise where trust ends."""
 
-from sightline.mechanisms.client_state import (
-    ClientState,
-    LocalResult,
-    StateAccess,
-    StateRule,
-    StateUpdate,
-    effective_steps,
-)
+from sightline.mechanisms.adaptive_clipping import AdaptiveMean
 from sightline.mechanisms.clip_and_noise import (
     Aggregate,
     Bounded,
@@ -16,7 +9,16 @@ from sightline.mechanisms.clip_and_noise import (
     sum_sensitivity,
     with_gaussian_noise,
 )
-from sightline.mechanisms.contract import Mechanism, NoisedBy, NoisedValue, NoPrivacy, ReleaseContext, ReleaseValues
+from sightline.mechanisms.contract import (
+    ChannelMechanism,
+    Mechanism,
+    MechanismFacts,
+    NoisedBy,
+    NoisedValue,
+    NoPrivacy,
+    ReleaseContext,
+    ReleaseValues,
+)
 from sightline.mechanisms.correlated_noise import CorrelatedByTrust, CorrelatedMean, NoiseStreams
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, event_of
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
@@ -32,16 +34,12 @@ from sightline.mechanisms.samplers import (
     active_places,
     build_sampler,
 )
-from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.mechanisms.segments import ConvexSegments, SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (
-    Block,
-    CallId,
     ClientExecutor,
     ClientOutput,
-    PrivateSteps,
     Public,
     RemoteNodes,
     Updates,
@@ -49,16 +47,33 @@ from sightline.mechanisms.updates import (
     share_training,
     sum_weighted,
 )
+from sightline.training.call import (
+    Block,
+    CallId,
+    CallKind,
+    ClientState,
+    LocalResult,
+    PrivateSteps,
+    StateAccess,
+    StateRule,
+    StateUpdate,
+    TrainingCall,
+    effective_steps,
+)
+from sightline.training.schedule import Allotment, Schedules
 
 __all__ = [
     "MECHANISMS",
     "SAMPLERS",
+    "AdaptiveMean",
     "Aggregate",
     "Allotment",
     "Block",
     "Bounded",
     "CallId",
+    "CallKind",
     "CentralMean",
+    "ChannelMechanism",
     "ClientExecutor",
     "ClientOutput",
     "ClientState",
@@ -73,6 +88,7 @@ __all__ = [
     "LocalResult",
     "LocalSchedule",
     "Mechanism",
+    "MechanismFacts",
     "MechanismPlugin",
     "ModelChoice",
     "NoPrivacy",
@@ -95,6 +111,7 @@ __all__ = [
     "StateAccess",
     "StateRule",
     "StateUpdate",
+    "TrainingCall",
     "TurnsCohorts",
     "Updates",
     "active_places",

@@ -86,14 +86,16 @@ class ClippedSum:
         return bounded.rejected
 
 
-def clipped_sum(updates: Iterable[Tensor], *, dimension: int, clip_norm: float, adjacency: Adjacency) -> Aggregate:
-    """Return the sum of clipped updates, added one at a time in the order given.
+def clipped_sum(
+    updates: Iterable[tuple[int, Tensor]], *, dimension: int, clip_norm: float, adjacency: Adjacency
+) -> Aggregate:
+    """Return the sum of clipped (client, update) pairs, added one at a time in the order given.
 
     Guarantees: adding, removing or zeroing one update moves the sum by at most C, replacing one by at most 2C; the
     result does not depend on how the updates were batched.
     """
     some = ClippedSum(dimension)
-    rejected = sum(some.add(update, clip_norm=clip_norm) for update in updates)
+    rejected = sum(some.add(update, clip_norm=clip_norm) for _, update in updates)
     return Aggregate(some.total, sum_sensitivity(clip_norm, adjacency), rejected)
 
 
@@ -280,36 +282,31 @@ class RunningSum(Protocol):
         """Return the sum plus N(0, (z S)^2)."""
 
 
-@dataclass(frozen=True)
-class NoisySum:
-    """A function that returns the sum of clipped updates plus N(0, (z S)^2), and how many updates were not finite."""
-
-    begin: Callable[[int], RunningSum]
-    """dimension -> the empty sum."""
-
-    def __call__(
-        self,
-        updates: Iterable[Tensor],
-        *,
-        dimension: int,
-        clip_norm: float,
-        noise_multiplier: float,
-        adjacency: Adjacency,
-        rng: np.random.Generator,
-    ) -> tuple[Tensor, int]:
-        """Return the noisy sum and the number of rejected updates: `Gaussian(noise_multiplier)` for each sender."""
-        total, rejected = self.begin(dimension), 0
-        # One update at a time: `updates` trains lazily, so only one is in memory. The noise is drawn after the last of
-        # them.
-        for update in updates:
-            rejected += total.add(update, clip_norm=clip_norm)
-        value = total.noisy_sum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
-        return value, rejected
+NewSum = Callable[[int], RunningSum]
+"""Returns an empty sum of the given dimension."""
 
 
-FLOATS = NoisySum(FloatSum)
-"""Fast; exact up to the floating-point limits stated in the docs."""
-INTEGERS = NoisySum(GridSum)
-"""Exact: see `on_grid` and `rounded_gaussian`."""
+def sum_and_noise(
+    updates: Iterable[tuple[int, Tensor]],
+    total: RunningSum,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    adjacency: Adjacency,
+    rng: np.random.Generator,
+) -> tuple[Tensor, int]:
+    """Train, clip, sum and noise: return the noisy sum of (client, update) and how many updates were not finite.
 
-ARITHMETIC: dict[str, NoisySum] = {"float": FLOATS, "integer": INTEGERS}
+    Guarantees: the sum is `Gaussian(noise_multiplier)` for each sender.
+    """
+    rejected = 0
+    # Clients train inside this loop: `updates` yields an update when it is asked for, so only one is in memory.
+    for _, update in updates:
+        rejected += total.add(update, clip_norm=clip_norm)
+    # The noise is drawn after the last update.
+    noisy = total.noisy_sum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, adjacency=adjacency, rng=rng)
+    return noisy, rejected
+
+
+ARITHMETIC: dict[str, NewSum] = {"float": FloatSum, "integer": GridSum}
+"""Floating point is fast, and exact up to the limits stated in the docs; integers are exact."""

@@ -1,9 +1,9 @@
 """The contract of a mechanism: claims for the ledger first, then values; with its simplest case, no privacy."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from sightline.ledger import NOBODY, POST_PROCESSING, Parties, Release
 from sightline.mechanisms.clip_and_noise import FiniteOnly
 from sightline.mechanisms.samplers import Cohort, CohortSampler, active_places
 from sightline.mechanisms.submodels import Splitter
-from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
+from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import Channel, client_name
+from sightline.training.call import PrivateSteps
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class ReleaseContext:
     """Draws correlated noise; None in a plan."""
     chosen: bool = False
     """Whether the algorithm chose the cohort or its rate, so that released values may have influenced it."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of the channel's last released mean, see `ReleaseValues.numbers`. Claims must not depend on them."""
 
     @property
     def subjects(self) -> Parties:
@@ -85,6 +88,15 @@ class ReleaseContext:
         """Return a release of this round, about all possible subjects unless `subjects` is given."""
         subjects = more.pop("subjects") if "subjects" in more else self.subjects
         return Release(self.time, source, subjects, self.unit, self.adjacency, event, audience, what=what, **more)
+
+    def sent_by(
+        self, member: int, updates: Updates, *, event: Event, audience: Parties, what: str, **more: Any
+    ) -> Release:
+        """Return the release of what one member sends, about that member alone."""
+        own, inputs = only_client(member), tuple(sorted(updates.starts[member].sources))
+        return self.make_release(
+            source=client_name(member), event=event, audience=audience, what=what, subjects=own, inputs=inputs, **more
+        )
 
     def handed_over(self, updates: Updates) -> Release:
         """Return the release of un-noised updates to the channel's trusted owner: trust is recorded, not hidden."""
@@ -118,6 +130,12 @@ class ReleaseValues:
     """Number of updates that were not finite and counted as zero."""
     noise_std: float = 0.0
     """Public standard deviation of the noise in every coordinate of a released mean; 0 if it is not one Gaussian."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Noised counts released with the mean, by the names in `MechanismFacts.numbers`, and functions of earlier ones.
+
+    The last claim must cover mean and counts together: they rest on one draw. The next release of the channel gets
+    them in `ReleaseContext.numbers`, rounded to float32, and every later value that they enter names this release.
+    """
 
 
 class NoisedBy(StrEnum):
@@ -141,56 +159,49 @@ class NoisedValue(StrEnum):
     NOTHING = "nothing"
 
 
-class Mechanism(Protocol):
-    """How updates become public. Code outside this package uses these members and never asks for the class."""
+def _rests_on_noise_alone(curvature: float) -> list[str]:
+    return []
+
+
+def _noise_is_independent() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class MechanismFacts:
+    """What a mechanism says about itself: the engine, the audit and the report read it and never ask for the class."""
+
+    noised_value: NoisedValue
+    """The value to which the noise is added."""
+    sends_parts: bool = False
+    """Whether a member of a split model sends its part only, so that the receiver may know which part it is."""
+    uses_channel_factors: bool = False
+    """Whether claims and values use the channel's own noise and clip factors."""
+    keeps_noised: bool = False
+    """Whether the state that clients keep is computed from noised values only."""
+    private_steps: Mapping[int, PrivateSteps] = field(default_factory=dict)
+    """Client -> its clipped steps; empty if training is not clipped step by step."""
+    numbers: tuple[str, ...] = ()
+    """Names of the noised counts that every released mean comes with; they are metrics of the round."""
+    caveats: tuple[str, ...] = ()
+    """Sentences on what the guarantee does not cover."""
+    explain: Callable[[float], list[str]] = _rests_on_noise_alone
+    """Curvature of the public L2 and proximal terms -> sentences on what the guarantee rests on besides noise."""
+    describe_stream: Callable[[], dict[str, Any] | None] = _noise_is_independent
+    """() -> the strategy of correlated noise and its errors for the report; None for independent noise."""
+
+
+class ChannelMechanism(Protocol):
+    """How the updates of one channel's members become public."""
 
     # Claims come before values: `claim_*` must work without data, because a plan, the budget and the ledger need the
     # events before any value exists. A value without a stored claim is never released.
     @property
-    def noised_value(self) -> NoisedValue:
-        """The value to which the noise is added."""
-
-    @property
-    def sends_parts(self) -> bool:
-        """Whether a member of a split model sends its part only, so that the receiver may know which part it is."""
-
-    @property
-    def uses_channel_factors(self) -> bool:
-        """Whether claims and values use the channel's own noise and clip factors."""
-
-    @property
-    def keeps_noised(self) -> bool:
-        """Whether the state that clients keep is computed from noised values only."""
-
-    def at(self, context: ReleaseContext) -> "Mechanism":
-        """Return the mechanism that applies below a channel."""
-
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return the party that adds the noise to what the channel's members send."""
+    def noised_by(self) -> NoisedBy:
+        """The party that adds the noise to what the members send."""
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
-        """Return client -> noise multiplier; empty if the noise is an absolute amount or there is none."""
-
-    def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
-        """Return the same mechanism with the noise multipliers that the clients need."""
-
-    def scaled(self, event: Event, noise: float) -> Event:
-        """Return an event of the unit-noise mechanism at another noise multiplier; calibration searches over it."""
-
-    def in_parts(self, splitter: Splitter) -> "Mechanism":
-        """Return the same mechanism over parts of the model. Raise `Refused` if it has no such form."""
-
-    def steps_of(self, client: int) -> PrivateSteps | None:
-        """Return a client's clipped steps; None if training is not clipped step by step."""
-
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return sentences on what the guarantee rests on besides clipping and noise."""
-
-    def describe_stream(self) -> dict[str, Any] | None:
-        """Return the strategy of correlated noise and its errors for the report; None for independent noise."""
-
-    def list_caveats(self) -> list[str]:
-        """Return sentences on what the guarantee does not cover."""
+        """Return client -> noise multiplier used here; empty if the noise is an absolute amount or there is none."""
 
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """Return a norm that an honest member's output exceeds with probability below e^-40; None without a bound."""
@@ -214,42 +225,49 @@ class Mechanism(Protocol):
         """Return how many clients send a vector; the expected number if the true one is a secret."""
 
 
-class BaseMechanism:
-    """Common defaults. Every mechanism must itself say who adds the noise, and to what."""
-
-    sends_parts = False
-    uses_channel_factors = False
+class Mechanism(Protocol):
+    """How updates become public, for all channels of an experiment."""
 
     @property
-    def keeps_noised(self) -> bool:
-        """False: clients keep values from before the noise."""
-        return False
+    def facts(self) -> MechanismFacts:
+        """What the mechanism says about itself."""
+
+    def at(self, channel: Channel) -> ChannelMechanism:
+        """Return the mechanism that applies below a channel."""
+
+    def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
+        """Return client -> needed noise multiplier; empty if the noise is an absolute amount or there is none."""
+
+    def with_noise(self, multipliers: Mapping[int, float]) -> "Mechanism":
+        """Return the same mechanism with the noise multipliers that the clients need."""
+
+    def scaled(self, event: Event, noise: float) -> Event:
+        """Return an event of the unit-noise mechanism at another noise multiplier; calibration searches over it."""
+
+    def in_parts(self, splitter: Splitter) -> "Mechanism":
+        """Return the same mechanism over parts of the model. Raise `Refused` if it has no such form."""
+
+
+class BaseMechanism:
+    """Defaults for a mechanism: Gaussian noise, whole models."""
 
     def scaled(self, event: Event, noise: float) -> Event:
         """Multiply the noise of every Gaussian in the event."""
         return scale_noise(event, noise)
 
-    def in_parts(self, splitter: Splitter) -> Mechanism:
+    def in_parts(self, splitter: Splitter) -> Self:
         """Raise `Refused`: whole models are released."""
         # No silent fallback to whole models: the user would believe in an amplification by splitting that is not there.
-        law = f"{type(self).__name__} releases whole models"
-        refuse("algorithm.split", "given", law, "remove split, or use a star with gaussian noise")
+        reason = f"{type(self).__name__} releases whole models"
+        refuse("algorithm.split", "given", reason, "remove split, or use a star with gaussian noise")
 
-    def steps_of(self, client: int) -> PrivateSteps | None:
-        """Return None: training is not clipped step by step."""
-        return None
 
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return nothing: the guarantee rests on clipping and noise alone."""
-        return []
+class UniformMechanism(BaseMechanism):
+    """Defaults for a mechanism that is the same below every channel: a `Mechanism` and a `ChannelMechanism` in one."""
 
-    def describe_stream(self) -> dict[str, Any] | None:
-        """Return None: the noises of releases are independent."""
-        return None
-
-    def list_caveats(self) -> list[str]:
-        """Return no caveats."""
-        return []
+    def at(self, channel: Channel) -> Self:
+        """Return itself."""
+        return self
 
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         """Return None: nothing bounds an output."""
@@ -257,18 +275,69 @@ class BaseMechanism:
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Raise `Refused`: the members have no part of the mechanism."""
-        law = "its members have no part of their own, and let nothing go by themselves"
-        refuse("mechanism", type(self).__name__, law, "ask them for their training")
+        reason = "its members have no part of their own, and let nothing go by themselves"
+        refuse("mechanism", type(self).__name__, reason, "ask them for their training")
+
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """Raise `Refused`: a trusted server protects sums, not single clients."""
+        only_sums()
+        return ()
+
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
+        """Raise `Refused`, as `claim_each` does."""
+        only_sums()
+        return ReleaseValues({})
 
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """Return the size of the cohort."""
         return float(len(cohort.members))
 
 
+class NoisedByClients(UniformMechanism):
+    """Defaults for a mechanism in which every member noises what it sends; a mean of that is post-processing."""
+
+    noised_by = NoisedBy.CLIENT
+    mean_of: ClassVar[str]
+    """What the mean is taken of, in the words of the ledger."""
+
+    def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: Parties) -> tuple[Release, ...]:
+        """Return one release per member, in order."""
+        raise NotImplementedError
+
+    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """Claim one release per member to the server; the mean is post-processing of them."""
+        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
+        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
+        return *sent, context.published_mean(inputs, f"mean of {self.mean_of}")
+
+    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
+        """Average what the members send by their data sizes."""
+        finite = FiniteOnly()
+        value = weighted_mean(self._sent_values(updates, context, finite), updates.sizes(), updates.worker.dimension)
+        return ReleaseValues({EVERYONE: value}, finite.rejected)
+
+    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
+        """Claim one release per member, to the channel's audience."""
+        return self._claim_sent(updates, context, context.channel.audience)
+
+    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
+        """Return what every member sends; a value that is not finite counts as zero (post-processing)."""
+        finite = FiniteOnly()
+        return ReleaseValues(dict(self._sent_values(updates, context, finite)), finite.rejected)
+
+    def _sent_values(
+        self, updates: Updates, context: ReleaseContext, finite: FiniteOnly
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield (member, what it sends) one at a time, and count in `finite` what the members or we reject."""
+        for member, value, rejected in updates.collect_outputs(self, context):
+            finite.rejected += rejected
+            yield from finite([(member, value)])
+
+
 def only_sums(algorithm: str = "an algorithm of personal models") -> None:
     """Raise `Refused` for personal models: a trusted server publishes noisy sums over clients only."""
-    law = f'{algorithm} publishes one model per client, where = "server" protects sums only'
-    refuse("privacy.where", "server", law, 'use where = "client"')
+    reason = f'{algorithm} publishes one model per client, where = "server" protects sums only'
+    refuse("privacy.where", "server", reason, 'use where = "client"')
 
 
 def only_client(client: int) -> Parties:
@@ -288,19 +357,11 @@ def weighted_mean(values: Iterable[tuple[int, Tensor]], weights: Mapping[int, in
 
 
 @dataclass(frozen=True)
-class NoPrivacy(BaseMechanism):
+class NoPrivacy(UniformMechanism):
     """Ordinary federated averaging: every release is `Clear()`, so every epsilon is infinite."""
 
-    noised_value = NoisedValue.NOTHING
-    sends_parts = True
-
-    def at(self, context: ReleaseContext) -> "NoPrivacy":
-        """Return itself for every channel."""
-        return self
-
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `NOBODY`."""
-        return NoisedBy.NOBODY
+    facts = MechanismFacts(NoisedValue.NOTHING, sends_parts=True)
+    noised_by = NoisedBy.NOBODY
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """Return an empty dict: there is no noise."""
@@ -336,20 +397,13 @@ class NoPrivacy(BaseMechanism):
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Claim one release without noise per member."""
+        what, audience = "own update, in the clear", context.channel.audience
         return tuple(
-            context.make_release(
-                source=client_name(member),
-                event=Clear(),
-                audience=context.channel.audience,
-                what="own update, in the clear",
-                subjects=only_client(member),
-                inputs=tuple(sorted(updates.starts[member].sources)),
-            )
+            context.sent_by(member, updates, event=Clear(), audience=audience, what=what)
             for member in updates.cohort.members
         )
 
     def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Return every member's update; one that is not finite counts as zero."""
         finite = FiniteOnly()
-        values = dict(finite(updates.train_members()))
-        return ReleaseValues(values, finite.rejected)
+        return ReleaseValues(dict(finite(updates.train_members())), finite.rejected)

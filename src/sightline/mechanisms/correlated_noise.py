@@ -8,9 +8,9 @@ secret root and of the number of the release that it noises, so a resumed run dr
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,13 +31,14 @@ from sightline.config import Correlated, Experiment
 from sightline.errors import Refused, refuse
 from sightline.events import Event, Gaussian
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import FLOATS, clipped_sum, sum_sensitivity
-from sightline.mechanisms.contract import NoiseRow, ReleaseContext, ReleaseValues
+from sightline.mechanisms.clip_and_noise import FloatSum, clipped_sum, sum_sensitivity
+from sightline.mechanisms.contract import MechanismFacts, NoiseRow, ReleaseContext, ReleaseValues
 from sightline.mechanisms.gaussian_means import CentralMean, NoiseByTrust
 from sightline.mechanisms.samplers import Cohorts, TurnsCohorts
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import Updates
 from sightline.randomness import EVERYONE, Purpose, Streams
+from sightline.topology import Channel
 from sightline.training.dp_sgd_settings import NoiseWalk
 
 Row = NDArray[np.float64]
@@ -77,6 +78,26 @@ class Stream:
         """Return the noise multiplier of one turn whose members are drawn in secret, with sigma = 1."""
         event, _ = charge_turns(self.strategy, noise=1.0, groups=sampler.groups, rate=sampler.rate or 1.0)
         return event.event.noise_multiplier  # type: ignore[attr-defined,no-any-return]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the strategy and its errors for the report."""
+        participation: dict[str, Any] = {"separation": self.separation, "uses": self.uses, "hidden": self.hidden}
+        return describe_strategy(self.strategy, **participation) | {"of": "rounds"}
+
+    def explain(self, curvature: float) -> list[str]:
+        """Return sentences on how the noise is correlated and when it is charged."""
+        gain = measure_gain(self.strategy, separation=self.separation, uses=self.uses, hidden=self.hidden)
+        return [
+            f"The noise is correlated over rounds ({self.strategy.name}): what one round adds, later ones partly take "
+            f"away. Sums over rounds have {gain:.3g} times less noise than with independent noise at the same epsilon, "
+            "while the clip norm stays the same.",
+            f"It is for groups that take turns at least {self.separation} rounds apart: whose turn it is is public, "
+            "and no client is asked out of turn, also when others do not answer.",
+            f"Every turn of a stream of {self.length} rounds is charged by itself."
+            if self.hidden
+            else f"A stream of {self.length} rounds is charged as a whole with its first round, so that a run that "
+            "stops early has spent it.",
+        ]
 
     @cached_property
     def spread(self) -> Row:
@@ -131,10 +152,14 @@ class CorrelatedMean(CentralMean):
 
     stream: Stream = field(kw_only=True)
 
-    def in_parts(self, splitter: Splitter) -> "CorrelatedMean":
+    @property
+    def facts(self) -> MechanismFacts:
+        """Describe the stream as well."""
+        return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
+
+    def in_parts(self, splitter: Splitter) -> NoReturn:
         """Raise `Refused`: hidden parts have no bound over the rounds of a stream."""
-        law = "hidden parts of the model have no bound over the rounds of a stream"
-        refuse("algorithm.split", "given", law, 'remove split, or use privacy.noise = "independent"')
+        refuse_split()
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Claim the hand-over to the server and the noisy mean for everyone, under the stream's joint name."""
@@ -157,12 +182,9 @@ class CorrelatedMean(CentralMean):
             _refuse_memory(updates)
         return handed, *more, published
 
-    def _sigma(self, context: ReleaseContext) -> float:
-        return self.noise_multiplier * context.channel.noise_factor
-
     def _event(self, context: ReleaseContext) -> Event:
         """Return the event of a release: that of the whole stream, or of a single turn if draws are hidden."""
-        sampler, sigma = turns_of(context), self._sigma(context)
+        sampler, sigma = turns_of(context), self._noise(context)
         if sampler.rate is not None:
             return sampler.hidden_event(Gaussian(sigma * self.stream.drawn(sampler)))
         return Gaussian(sigma * (self.stream.redone if context.again else self.stream.unit))
@@ -171,7 +193,7 @@ class CorrelatedMean(CentralMean):
         """Claim what an abandoned attempt reveals about clients whose earlier noise it contained."""
         return context.make_release(
             source=context.channel.name,
-            event=Gaussian(self._sigma(context) * self.stream.redone),
+            event=Gaussian(self._noise(context) * self.stream.redone),
             audience=context.channel.audience,
             what="a round that was seen and is made again",
             subjects=context.channel.subjects,
@@ -182,8 +204,8 @@ class CorrelatedMean(CentralMean):
         """Return the noise row of a release. Raise `Refused` unless members take turns far enough apart."""
         sampler = turns_of(context)
         if sampler.groups < self.stream.separation:
-            law = f"groups take turns every {sampler.groups} rounds, the noise is for {self.stream.separation}"
-            refuse("sampling.clients.groups", sampler.groups, law, "use more groups")
+            reason = f"groups take turns every {sampler.groups} rounds, the noise is for {self.stream.separation}"
+            refuse("sampling.clients.groups", sampler.groups, reason, "use more groups")
         number, step = divmod(sampler.step(context.time), self.stream.length)
         more = context.again and hides_draws(context)
         name = f"{context.channel.name}, noise stream {number + 1}"
@@ -210,33 +232,11 @@ class CorrelatedMean(CentralMean):
         # No fallback to fresh independent noise: the claim is for the stream's row, and fresh noise would cost more.
         if context.correlated is None:
             raise Refused(f"release={row.release}: correlated noise is drawn by a run that remembers its streams")
-        std = self._sigma(context) * sum_sensitivity(clip_norm, context.adjacency)
+        std = self._noise(context) * sum_sensitivity(clip_norm, context.adjacency)
         noise = torch.from_numpy(context.correlated(row, self.stream.strategy, updates.worker.dimension) * std)
         expected = context.sampler.expected
         value = (noise + total.value).to(torch.float32) / expected
         return ReleaseValues({EVERYONE: value}, total.rejected, std * float(self.stream.spread[row.step]) / expected)
-
-    def describe_stream(self) -> dict[str, Any]:
-        """Return the facts of the channel's stream for the report."""
-        own = self.stream
-        participation: dict[str, Any] = {"separation": own.separation, "uses": own.uses, "hidden": own.hidden}
-        return describe_strategy(own.strategy, **participation) | {"of": "rounds"}
-
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return sentences on how the noise is correlated and when it is charged."""
-        stream, strategy = self.stream, self.stream.strategy
-        gain = measure_gain(strategy, separation=stream.separation, uses=stream.uses, hidden=stream.hidden)
-        return [
-            f"The noise is correlated over rounds ({strategy.name}): what one round adds, later ones partly take away. "
-            f"Sums over rounds have {gain:.3g} times less noise than with independent noise at the same epsilon, while "
-            "the clip norm stays the same.",
-            f"It is for groups that take turns at least {stream.separation} rounds apart: whose turn it is is public, "
-            "and no client is asked out of turn, also when others do not answer.",
-            f"Every turn of a stream of {stream.length} rounds is charged by itself."
-            if stream.hidden
-            else f"A stream of {stream.length} rounds is charged as a whole with its first round, so that a run that "
-            "stops early has spent it.",
-        ]
 
 
 SHOWN_STEPS, SHOWN_COEFFICIENTS = 100, 50
@@ -265,8 +265,8 @@ def turns_of(context: ReleaseContext) -> TurnsCohorts:
     """Return the channel's turns. Raise `Refused` if its members are sampled in another way."""
     sampler = context.sampler
     if not isinstance(sampler, TurnsCohorts):
-        law = f"{context.channel.name} asks its members by {type(sampler).__name__}, which keeps no distance"
-        refuse("privacy.noise", "correlated", law, 'use sampling.clients = {scheme = "turns", groups = 10}')
+        reason = f"{context.channel.name} asks its members by {type(sampler).__name__}, which keeps no distance"
+        refuse("privacy.noise", "correlated", reason, 'use sampling.clients = {scheme = "turns", groups = 10}')
     return sampler
 
 
@@ -278,8 +278,8 @@ def hides_draws(context: ReleaseContext) -> bool:
 def _refuse_memory(updates: Updates) -> None:
     """Raise `Refused` for client state together with hidden draws in a stream: there is no proof for it."""
     if updates.recall is not None:
-        law = f"clients keep {updates.recall.memory.name}, which has no bound with hidden draws in a stream"
-        refuse("client_state", updates.recall.memory.name, law, "use turns without a rate")
+        reason = f"clients keep {updates.recall.memory.name}, which has no bound with hidden draws in a stream"
+        refuse("client_state", updates.recall.memory.name, reason, "use turns without a rate")
 
 
 @dataclass(frozen=True)
@@ -291,31 +291,33 @@ class CorrelatedByTrust(NoiseByTrust):
 
     stream: Stream = field(kw_only=True)
 
-    def at(self, context: ReleaseContext) -> CorrelatedMean:
+    @property
+    def facts(self) -> MechanismFacts:
+        """Describe the streams as well: all edges share the strategy."""
+        return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
+
+    def at(self, channel: Channel) -> CorrelatedMean:
         """Return the mechanism of a channel, with the noise that its own members need."""
-        refuse_untrusted(context.channel.name, context.channel.trusted)
-        noise = max(self.noise_multipliers(context.channel.members).values(), default=self.noise_multiplier)
-        return CorrelatedMean(self.clip_norm, noise, FLOATS, stream=self.stream)
+        refuse_untrusted(channel.name, channel.trusted)
+        noise = max(self.noise_multipliers(channel.members).values(), default=self.noise_multiplier)
+        return CorrelatedMean(self.clip_norm, noise, FloatSum, stream=self.stream)
 
-    def in_parts(self, splitter: Splitter) -> "CorrelatedByTrust":
+    def in_parts(self, splitter: Splitter) -> NoReturn:
         """Raise `Refused`: hidden parts have no bound over the rounds of a stream."""
-        refuse("algorithm.split", "given", "hidden parts have no bound over the rounds of a stream", "remove split")
+        refuse_split()
 
-    def describe_stream(self) -> dict[str, Any]:
-        """Return the facts of one edge's stream; all edges share the strategy."""
-        return CorrelatedMean(self.clip_norm, self.noise_multiplier, FLOATS, stream=self.stream).describe_stream()
 
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return the sentences of one edge's mechanism."""
-        mean = CorrelatedMean(self.clip_norm, self.noise_multiplier, FLOATS, stream=self.stream)
-        return mean.explain_guarantee(rounds=rounds, delta=delta, curvature=curvature)
+def refuse_split() -> NoReturn:
+    """Raise `Refused` for split models."""
+    reason = "hidden parts of the model have no bound over the rounds of a stream"
+    refuse("algorithm.split", "given", reason, 'remove split, or use privacy.noise = "independent"')
 
 
 def refuse_untrusted(name: str, trusted: bool) -> None:
     """Raise `Refused` for an untrusted gathering server: the party that gathers adds the correlated noise."""
     if not trusted:
-        law = f"below {name}, which is not trusted, every device adds noise to all that it sends: there is no gain"
-        refuse("privacy.noise", "correlated", law, 'use topology.trusted = 1.0, or privacy.noise = "independent"')
+        reason = f"below {name}, which is not trusted, every device adds noise to all that it sends: there is no gain"
+        refuse("privacy.noise", "correlated", reason, 'use topology.trusted = 1.0, or privacy.noise = "independent"')
 
 
 class NoiseStreams:
@@ -373,8 +375,8 @@ def find_history(row: NoiseRow, releases: Iterable[Release]) -> list[tuple[int, 
     if len(events) > 1:
         raise Refused(f"stream={row.stream}: its releases are of one strategy and one noise; bring back what changed")
     if len(last) != row.step:
-        law = f"its noise goes on from {row.step} earlier rounds, and the ledger has {len(last)}"
-        raise Refused(f"stream={row.stream}: {law}; bring the ledger back, or start a new run")
+        reason = f"its noise goes on from {row.step} earlier rounds, and the ledger has {len(last)}"
+        raise Refused(f"stream={row.stream}: {reason}; bring the ledger back, or start a new run")
     return sorted(last.items())
 
 
@@ -384,7 +386,7 @@ def build_correlated(
     """Return the mechanism of an experiment file with unit noise; `edges`: server name -> whether it is trusted."""
     stream, clip_norm = build_stream(experiment, cohorts, workload), experiment.privacy.clip_norm
     if experiment.privacy.place != "edge":
-        return CorrelatedMean(clip_norm, 1.0, FLOATS, stream=stream)
+        return CorrelatedMean(clip_norm, 1.0, FloatSum, stream=stream)
     for name, trusted in edges.items():
         refuse_untrusted(name, trusted)
-    return CorrelatedByTrust(clip_norm, 1.0, FLOATS, stream=stream)
+    return CorrelatedByTrust(clip_norm, 1.0, FloatSum, stream=stream)

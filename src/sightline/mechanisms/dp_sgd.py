@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -13,23 +14,23 @@ from sightline.config import Correlated, Sampler
 from sightline.errors import refuse
 from sightline.events import Event, Gaussian, Poisson, Repeat
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, with_gaussian_noise
+from sightline.mechanisms.clip_and_noise import Aggregate, with_gaussian_noise
 from sightline.mechanisms.contract import (
-    BaseMechanism,
+    MechanismFacts,
     NoisedBy,
+    NoisedByClients,
     NoisedValue,
     ReleaseContext,
     ReleaseValues,
-    only_client,
-    only_sums,
-    weighted_mean,
+    UniformMechanism,
 )
 from sightline.mechanisms.correlated_noise import describe_strategy
-from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
-from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
+from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
 from sightline.topology import client_name
+from sightline.training.call import LocalTask, PrivateSteps
+from sightline.training.schedule import Allotment
 
 
 def event_of(plan: PrivateSteps) -> Event:
@@ -83,10 +84,10 @@ def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> P
     """
     batches = math.ceil(examples / plan.expected_batch * (1 - 1e-12))
     if batches < 2 or plan.steps < 2:
-        law = (
+        reason = (
             f"a client of {examples} examples has {batches} batches in an epoch, {plan.steps} steps in a round: no gain"
         )
-        refuse("privacy.noise", "correlated", law, 'use a smaller local.batch_size, or noise = "independent"')
+        refuse("privacy.noise", "correlated", reason, 'use a smaller local.batch_size, or noise = "independent"')
     uses = -(-plan.steps // batches)
     bands = None if settings.bands is None else min(settings.bands, plan.steps)
     strategy = make_strategy(settings.strategy, steps=plan.steps, separation=batches, uses=uses, bands=bands)
@@ -100,46 +101,48 @@ def joint_of(plan: PrivateSteps, context: ReleaseContext, owner: str) -> str:
     return f"{owner} in {context.channel.name}, schedule {plan.epoch(context.time) + 1}"
 
 
-def whole_batch(plan: PrivateSteps) -> PrivateSteps:
-    """Return the same number of epochs in full batches: one step per epoch, with every example.
+def batch_plan(plan: PrivateSteps, task: LocalTask) -> PrivateSteps:
+    """Return the same number of epochs in batches of the size that a task asks for.
 
-    >>> whole = whole_batch(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0))
+    >>> whole = batch_plan(PrivateSteps(1.0, 1.0, 32 / 100, 2 * 4, 32.0), LocalTask(whole_batch=True))
     >>> whole.rate, whole.steps, whole.expected_batch
     (1.0, 2, 100.0)
     """
+    if not task.whole_batch and task.batch_size is None:
+        return plan
+    if plan.strategy is not None or (plan.allotment is not None and not task.whole_batch):
+        reason = "the noise or the schedule of a client's steps is planned for the experiment's batches"
+        way_out = 'use privacy.noise = "independent" and draw examples independently'
+        refuse("batch_size", task.batch_size or "whole shard", reason, way_out)
     examples = round(plan.expected_batch / plan.rate)
+    batch = examples if task.whole_batch else min(task.batch_size or examples, examples)
     epochs = max(1, plan.steps // math.ceil(examples / plan.expected_batch))
-    return replace(plan, rate=1.0, steps=epochs, expected_batch=float(examples))
-
-
-def split_plans(plans: Mapping[int, PrivateSteps], splitter: Splitter) -> dict[int, PrivateSteps]:
-    """Return the same steps over parts of the model."""
-    return {client: replace(plan, splitter=splitter) for client, plan in plans.items()}
+    steps = epochs * math.ceil(examples / batch)
+    return replace(plan, rate=batch / examples, steps=steps, expected_batch=float(batch))
 
 
 @dataclass(frozen=True)
-class PrivateStepsMechanism(BaseMechanism):
+class PrivateStepsMechanism(UniformMechanism):
     """Common base: every client's clipped steps."""
 
     plans: Mapping[int, PrivateSteps]
 
-    noised_value = NoisedValue.GRADIENT
-
-    def at(self, context: ReleaseContext) -> Self:
-        """Return itself for every channel."""
-        return self
+    @cached_property
+    def facts(self) -> MechanismFacts:
+        """Per-example gradients are noised."""
+        return MechanismFacts(NoisedValue.GRADIENT, private_steps=self.plans)
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """Return the noise multipliers of the clients' steps."""
         return {n: self.plans[n].noise_multiplier for n in clients}
 
-    def steps_of(self, client: int) -> PrivateSteps | None:
-        """Return the client's steps."""
-        return self.plans.get(client)
+    def in_parts(self, splitter: Splitter) -> Self:
+        """Return the same steps over parts of the model."""
+        return replace(self, plans={n: replace(plan, splitter=splitter) for n, plan in self.plans.items()})
 
 
 @dataclass(frozen=True)
-class SampleAtClient(PrivateStepsMechanism):
+class SampleAtClient(PrivateStepsMechanism, NoisedByClients):
     """Every client trains with DP-SGD and sends the result; the server averages by data size.
 
     Guarantees: for every example of client i, `Repeat(steps, Poisson(b / N_i, Gaussian(z_i)))` in every round in which
@@ -147,25 +150,25 @@ class SampleAtClient(PrivateStepsMechanism):
     over batches in a fixed order, one `Gaussian(z_i / sens)` per round. Sizes are public.
     """
 
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `CLIENT`: every member noises each step."""
-        return NoisedBy.CLIENT
+    mean_of = "privately trained models"
 
-    @property
-    def keeps_noised(self) -> bool:
-        """Whether clients see only the results of noised steps."""
-        return all(plan.noise_multiplier > 0 for plan in self.plans.values())
-
-    def in_parts(self, splitter: Splitter) -> "SampleAtClient":
-        """Return the same steps over parts of the model."""
-        return replace(self, plans=split_plans(self.plans, splitter))
+    @cached_property
+    def facts(self) -> MechanismFacts:
+        """Per-example gradients are noised; clients see only the results of noised steps."""
+        noised = all(plan.noise_multiplier > 0 for plan in self.plans.values())
+        return MechanismFacts(
+            NoisedValue.GRADIENT,
+            keeps_noised=noised,
+            private_steps=self.plans,
+            explain=self._explain,
+            describe_stream=self._describe_stream,
+        )
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtClient":
         """Return the same steps with each client's own noise."""
-        plans = {n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()}
-        return SampleAtClient(plans)
+        return SampleAtClient({n: replace(plan, noise_multiplier=multipliers[n]) for n, plan in self.plans.items()})
 
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
+    def _explain(self, curvature: float) -> list[str]:
         """Return a sentence on what correlated noise rests on; nothing for independent noise."""
         if all(plan.strategy is None for plan in self.plans.values()):
             return []
@@ -174,7 +177,7 @@ class SampleAtClient(PrivateStepsMechanism):
             "nothing is claimed to be hidden by sampling. A round is charged as one release."
         ]
 
-    def describe_stream(self) -> dict[str, Any] | None:
+    def _describe_stream(self) -> dict[str, Any] | None:
         """Return the stream of the client with the most steps; None for independent noise."""
         longest = max(self.plans.values(), key=lambda plan: plan.steps)
         if longest.strategy is None:
@@ -182,30 +185,6 @@ class SampleAtClient(PrivateStepsMechanism):
         uses = -(-longest.steps // longest.groups)
         told = describe_strategy(longest.strategy, separation=longest.groups, uses=uses)
         return told | {"of": "steps of a client's round"}
-
-    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
-        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
-        return *sent, context.published_mean(inputs, "mean of privately trained models")
-
-    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Average the members' models by their data sizes."""
-        finite = FiniteOnly()
-        models = finite((member, value) for member, value, _ in updates.collect_outputs(self, context))
-        return ReleaseValues(
-            {EVERYONE: weighted_mean(models, updates.sizes(), updates.worker.dimension)}, finite.rejected
-        )
-
-    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member, to the channel's audience."""
-        return self._claim_sent(updates, context, context.channel.audience)
-
-    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Return every member's privately trained update; one that overflowed counts as zero (post-processing)."""
-        finite = FiniteOnly()
-        values = dict(finite((member, value) for member, value, _ in updates.collect_outputs(self, context)))
-        return ReleaseValues(values, finite.rejected)
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield each member's update after private steps."""
@@ -217,22 +196,18 @@ class SampleAtClient(PrivateStepsMechanism):
         if updates.recall is not None:
             updates.recall.require_noised()
         plans = [replace(self.plans[member], line=context.line) for member in updates.cohort.members]
-        if updates.task.whole_batch and any(plan.strategy is not None for plan in plans):
-            law = "a round in full batches uses every example at every step"
-            refuse("privacy.noise", "correlated", law, 'use privacy.noise = "independent"')
-        return [whole_batch(plan) for plan in plans] if updates.task.whole_batch else plans
+        return [batch_plan(plan, updates.task) for plan in plans]
 
     def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         # One row per realised member. Which clients took part hides nothing here: their other examples would give it
         # away.
         return tuple(
-            context.make_release(
-                source=client_name(member),
+            context.sent_by(
+                member,
+                updates,
                 event=event_of(plan),
                 audience=audience,
                 what="own model after private local steps",
-                subjects=only_client(member),
-                inputs=tuple(sorted(updates.starts[member].sources)),
                 joint=joint_of(plan, context, client_name(member)),
             )
             for member, plan in zip(updates.cohort.members, self._private_plans(updates, context), strict=True)
@@ -249,18 +224,12 @@ class SampleAtServer(PrivateStepsMechanism):
 
     learning_rate: float
 
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `SERVER`: the trusted server adds one noise."""
-        return NoisedBy.SERVER
+    noised_by = NoisedBy.SERVER
 
     @property
     def plan(self) -> PrivateSteps:
         """The plan of the client whose examples are drawn most often; its event dominates the others'."""
         return max(self.plans.values(), key=lambda plan: plan.rate)
-
-    def in_parts(self, splitter: Splitter) -> "SampleAtServer":
-        """Return the same steps over parts of the model."""
-        return replace(self, plans=split_plans(self.plans, splitter))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SampleAtServer":
         """Return the same step with the largest noise that any client needs."""
@@ -303,13 +272,3 @@ class SampleAtServer(PrivateStepsMechanism):
     def _noise_scale(self) -> float | Tensor:
         plan = self.plan
         return plan.splitter.noise_scale(plan.clip_norm) if plan.splitter else plan.clip_norm
-
-    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Raise `Refused`: a trusted server protects sums, not single clients."""
-        only_sums()
-        return ()
-
-    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Raise `Refused`, as `claim_each` does."""
-        only_sums()
-        return ReleaseValues({})

@@ -13,20 +13,11 @@ from torch import Tensor
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Gaussian, Pure
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import Aggregate, FiniteOnly, clip_update, sum_sensitivity, with_gaussian_noise
-from sightline.mechanisms.contract import (
-    BaseMechanism,
-    NoisedBy,
-    NoisedValue,
-    ReleaseContext,
-    ReleaseValues,
-    only_client,
-    weighted_mean,
-)
+from sightline.mechanisms.clip_and_noise import Aggregate, clip_update, sum_sensitivity, with_gaussian_noise
+from sightline.mechanisms.contract import MechanismFacts, NoisedByClients, NoisedValue, ReleaseContext
 from sightline.mechanisms.convex_solver import from_unit
-from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
-from sightline.randomness import EVERYONE
-from sightline.topology import client_name
+from sightline.mechanisms.updates import ClientOutput, Updates
+from sightline.training.call import PrivateSteps
 
 LIPSCHITZ = math.sqrt(2)
 """The norm of one example's softmax gradient (p - e_y) x~^T is at most sqrt 2 if |x~| <= 1."""
@@ -42,7 +33,6 @@ class Bound(StrEnum):
     CLIPPED_MODEL = "clipped_model"
     STRONGLY_CONVEX = "strongly_convex"
     PER_SAMPLE_MEAN = "per_sample_mean"
-    AS_PUBLISHED = "as_published"
 
 
 ASSUMPTIONS = {
@@ -52,13 +42,11 @@ ASSUMPTIONS = {
     "whose examples have gradients of norm <= sqrt 2 (softmax regression, features of norm <= 1 with the bias)",
     Bound.PER_SAMPLE_MEAN: "the update is one mean of per-example gradients, each clipped to clip_norm; "
     "the number of examples is public",
-    Bound.AS_PUBLISHED: "the noise was chosen for the sensitivity clip_norm / |D|, which clipping a model does not "
-    "give; epsilon is computed for the true one, 2 clip_norm",
 }
 
 
 @dataclass(frozen=True)
-class Facts:
+class BoundTerms:
     """The numbers in the sensitivity bounds."""
 
     clip_norm: float
@@ -68,61 +56,50 @@ class Facts:
     gradient_tolerance: float
 
 
-def output_sensitivity(bound: Bound, size: int, facts: Facts) -> float:
+def output_sensitivity(bound: Bound, size: int, terms: BoundTerms) -> float:
     """Return the Euclidean distance by which one of `size` examples can move the result.
 
-    clipped_model (and, in truth, as_published): 2 C. strongly_convex: G / (n mu), twice that under replace-one, plus 2
+    clipped_model: 2 C. strongly_convex: G / (n mu), twice that under replace-one, plus 2
     gamma / mu for a solver that stops at gradient norm gamma. per_sample_mean: eta C / n, twice that under replace.
 
     Reference: Chaudhuri et al. 2011, Corollary 8; zero-out adjacency: |grad h' (w*)| = |grad f_j (w*)| / n <= G / n,
     and h' is mu-strongly convex.
     """
     if bound is Bound.PER_SAMPLE_MEAN:
-        return sum_sensitivity(facts.learning_rate * facts.clip_norm / size, facts.adjacency)
+        return sum_sensitivity(terms.learning_rate * terms.clip_norm / size, terms.adjacency)
     if bound is Bound.STRONGLY_CONVEX:
-        if not facts.curvature > 0:
-            law = "without a proximal or L2 term one example can move the minimiser without bound"
-            refuse("privacy.sensitivity", bound, law, 'use algorithm "fedprox" with mu > 0, or local.weight_decay > 0')
-        moved = sum_sensitivity(LIPSCHITZ / (size * facts.curvature), facts.adjacency)
-        return moved + 2 * facts.gradient_tolerance / facts.curvature
-    return 2 * facts.clip_norm
-
-
-def published_epsilon(*, rounds: int, clip_norm: float, noise_std: float, size: int, delta: float) -> float:
-    """Return what Theorem 6.2 of Yin et al. 2024 would claim with sensitivity tau / |D|. It is not a guarantee.
-
-    >>> round(published_epsilon(rounds=80, clip_norm=1.0, noise_std=1.0, size=100, delta=1e-5), 4)
-    0.4332
-    """
-    spent = rounds * (clip_norm / (noise_std * size)) ** 2 / 2
-    return 2 * math.sqrt(spent * math.log(1 / delta)) + spent
+        if not terms.curvature > 0:
+            reason = "without a proximal or L2 term one example can move the minimiser without bound"
+            refuse(
+                "privacy.sensitivity", bound, reason, 'use algorithm "fedprox" with mu > 0, or local.weight_decay > 0'
+            )
+        moved = sum_sensitivity(LIPSCHITZ / (size * terms.curvature), terms.adjacency)
+        return moved + 2 * terms.gradient_tolerance / terms.curvature
+    return 2 * terms.clip_norm
 
 
 @dataclass(frozen=True)
-class Output(BaseMechanism):
+class Output(NoisedByClients):
     """Each member sends its model + N(0, noise_std^2); the server averages by data size.
 
     Guarantees: `Gaussian(noise_std / sensitivity)` for every example of a member, in every round in which it took part,
-    against everyone; `sensitivity` is that of `bound`. With `as_published` the event carries the true sensitivity too.
+    against everyone; `sensitivity` is that of `bound`.
     """
 
     bound: Bound
-    facts: Facts
+    terms: BoundTerms
     weight_decay: float
     sizes: Mapping[int, int]
     classes: int
     noise_std: float | None = None
     multipliers: Mapping[int, float] | None = None
 
-    noised_value = NoisedValue.MODEL
+    mean_of = "noised models"
 
-    def at(self, context: ReleaseContext) -> "Output":
-        """Return itself for every channel."""
-        return self
-
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `CLIENT`: every member adds noise."""
-        return NoisedBy.CLIENT
+    @property
+    def facts(self) -> MechanismFacts:
+        """A trained model is noised; say what its sensitivity rests on."""
+        return MechanismFacts(NoisedValue.MODEL, caveats=(UNSOLVED,), explain=self._explain)
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """Return each client's noise multiplier if set; empty if the noise is an absolute amount."""
@@ -136,10 +113,7 @@ class Output(BaseMechanism):
         """Return the standard deviation of a client's noise."""
         if self.noise_std is not None:
             return self.noise_std
-        # `as_published` adds the paper's noise; `event` still states the true sensitivity, so that epsilon is honest
-        # and large.
-        claimed = self.facts.clip_norm / self.sizes[client] if self.bound is Bound.AS_PUBLISHED else sensitivity
-        return (self.multipliers or {}).get(client, 1.0) * claimed
+        return (self.multipliers or {}).get(client, 1.0) * sensitivity
 
     def event(self, client: int, updates: Updates) -> Event:
         """Return what one round reveals about any one example of the client."""
@@ -151,30 +125,7 @@ class Output(BaseMechanism):
         if self.bound in (Bound.STRONGLY_CONVEX, Bound.PER_SAMPLE_MEAN):
             only_proximal(updates, self.bound)
         curvature = self.weight_decay + updates.task.proximal
-        return output_sensitivity(self.bound, self.sizes[client], replace(self.facts, curvature=curvature))
-
-    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
-        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
-        return *sent, context.published_mean(inputs, "mean of noised models")
-
-    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Average the members' noised models by their data sizes."""
-        each = self.compute_each(updates, context)
-        value = weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)
-        return ReleaseValues({EVERYONE: value}, each.rejected)
-
-    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member, to the channel's audience."""
-        return self._claim_sent(updates, context, context.channel.audience)
-
-    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Return every member's noised model, as an update of its start."""
-        finite = FiniteOnly()
-        left = list(updates.collect_outputs(self, context))
-        values = dict(finite((member, value) for member, value, _ in left))
-        return ReleaseValues(values, sum(rejected for *_, rejected in left) + finite.rejected)
+        return output_sensitivity(self.bound, self.sizes[client], replace(self.terms, curvature=curvature))
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield each member's noised model, as an update of its start."""
@@ -187,39 +138,22 @@ class Output(BaseMechanism):
             # Noise is added in the space in which the bound holds; the change of space and the start are public.
             yield ClientOutput(member, self._as_update(noisy, updates.starts[member].value), broken)
 
-    def list_caveats(self) -> list[str]:
-        """Return the caveat on a solver that does not converge."""
-        return [UNSOLVED]
-
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return the assumption behind epsilon, and what the paper's own formula would have said."""
-        facts = replace(self.facts, curvature=curvature)
-        claims = [
-            published_epsilon(
-                rounds=rounds, clip_norm=facts.clip_norm, size=size, delta=delta,
-                noise_std=self.std(client, output_sensitivity(self.bound, size, facts)),
-            )
-            for client, size in self.sizes.items()
-        ]  # fmt: skip
-        mean, worst = sum(claims) / len(claims), max(claims)
-        return [
-            f"Output perturbation, {self.bound}: {ASSUMPTIONS[self.bound]}.",
-            "Theorem 6.2 of the paper, with its sensitivity clip_norm / |D|, would have said epsilon = "
-            f"{mean:.4g} in the mean of the clients and {worst:.4g} for the smallest: that is no guarantee.",
-        ]
+    def _explain(self, curvature: float) -> list[str]:
+        """Return the assumption behind epsilon."""
+        return [f"Output perturbation, {self.bound}: {ASSUMPTIONS[self.bound]}."]
 
     def _local_results(self, updates: Updates) -> Iterator[tuple[int, Tensor, bool]]:
         """Yield (client, value to be noised, whether it was not finite) of every member, in the space of the bound."""
         if self.bound is Bound.STRONGLY_CONVEX:
-            for member, end in updates.minimise_objectives(linear={}, gradient_tolerance=self.facts.gradient_tolerance):
+            for member, end in updates.minimise_objectives(linear={}, gradient_tolerance=self.terms.gradient_tolerance):
                 yield member, end, False
         elif self.bound is Bound.PER_SAMPLE_MEAN:
-            plans = [PrivateSteps(self.facts.clip_norm, 1.0, 1.0, 1, 1.0) for _ in updates.cohort.members]
+            plans = [PrivateSteps(self.terms.clip_norm, 1.0, 1.0, 1, 1.0) for _ in updates.cohort.members]
             for member, total in zip(updates.cohort.members, updates.gradient_sums(plans), strict=True):
-                yield member, total * (-self.facts.learning_rate / self.sizes[member]), False
+                yield member, total * (-self.terms.learning_rate / self.sizes[member]), False
         else:
             for member, update in updates.train_members():
-                bounded = clip_update(updates.starts[member].value + update, clip_norm=self.facts.clip_norm)
+                bounded = clip_update(updates.starts[member].value + update, clip_norm=self.terms.clip_norm)
                 yield member, bounded.value, bounded.rejected
 
     def _as_update(self, noisy: Tensor, start: Tensor) -> Tensor:
@@ -231,13 +165,8 @@ class Output(BaseMechanism):
 
     def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            context.make_release(
-                source=client_name(member),
-                event=self.event(member, updates),
-                audience=audience,
-                what="own noised model",
-                subjects=only_client(member),
-                inputs=tuple(sorted(updates.starts[member].sources)),
+            context.sent_by(
+                member, updates, event=self.event(member, updates), audience=audience, what="own noised model"
             )
             for member in updates.cohort.members
         )
@@ -246,8 +175,8 @@ class Output(BaseMechanism):
 def only_proximal(updates: Updates, mechanism: str) -> None:
     """Raise `Refused` if the local objective has terms from private state: the bounds cover the data's loss only."""
     if updates.recall is not None or set(updates.task.named_fields()) - {"proximal"}:
-        law = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
-        refuse("algorithm.name", "with client memory", law, "use fedavg, fedavgm, fedyogi or fedprox")
+        reason = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
+        refuse("algorithm.name", "with client memory", reason, "use fedavg, fedavgm, fedyogi or fedprox")
 
 
 def isotropic_noise(dimension: int, *, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -268,7 +197,7 @@ REMAINDER = 0.01
 
 
 @dataclass(frozen=True)
-class Objective(BaseMechanism):
+class Objective(NoisedByClients):
     """Member i sends argmin_v F_i(v) + mu / 2 |v - v_0|^2 + <n, v>, n of density ~ exp(-alpha |n|), and some noise.
 
     epsilon = alpha u / |D| + (1 - 1/K) / (|D| mu) + remainder, u = sqrt 2 (2 sqrt 2 under replace-one).
@@ -290,15 +219,12 @@ class Objective(BaseMechanism):
     noise_rate: float | None = None
     multipliers: Mapping[int, float] | None = None
 
-    noised_value = NoisedValue.MODEL
+    mean_of = "privately minimised models"
 
-    def at(self, context: ReleaseContext) -> "Objective":
-        """Return itself for every channel."""
-        return self
-
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `CLIENT`: every member adds noise."""
-        return NoisedBy.CLIENT
+    @property
+    def facts(self) -> MechanismFacts:
+        """A trained model is noised; say what its sensitivity rests on."""
+        return MechanismFacts(NoisedValue.MODEL, caveats=(UNSOLVED,), explain=self._explain)
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """Return 1 / epsilon per round of each client if set; empty if the noise is an absolute amount."""
@@ -321,28 +247,9 @@ class Objective(BaseMechanism):
             return self.noise_rate
         left = self.epsilon(client, curvature) * (1 - REMAINDER) - self._determinant_cost(client, curvature)
         if not left > 0:
-            law = f"a client of {self.sizes[client]} examples spends more on the curvature of its loss alone"
-            refuse("privacy.epsilon", f"{self.epsilon(client, curvature):.4g} a round", law, "raise epsilon or mu")
+            reason = f"a client of {self.sizes[client]} examples spends more on the curvature of its loss alone"
+            refuse("privacy.epsilon", f"{self.epsilon(client, curvature):.4g} a round", reason, "raise epsilon or mu")
         return left / self._gradient_shift(client)
-
-    def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member to the server; the mean is post-processing of them."""
-        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
-        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
-        return *sent, context.published_mean(inputs, "mean of privately minimised models")
-
-    def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Average the members' models by their data sizes."""
-        each = self.compute_each(updates, context)
-        return ReleaseValues({EVERYONE: weighted_mean(each.values.items(), updates.sizes(), updates.worker.dimension)})
-
-    def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release per member, to the channel's audience."""
-        return self._claim_sent(updates, context, context.channel.audience)
-
-    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Return every member's perturbed minimiser, as an update of its start."""
-        return ReleaseValues({member: value for member, value, _ in updates.collect_outputs(self, context)})
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Draw each member's linear term, solve, and cover the solver's remainder with noise."""
@@ -362,22 +269,12 @@ class Objective(BaseMechanism):
         """Divide epsilon by the noise: this noise is not Gaussian."""
         return Pure(event.epsilon / noise) if isinstance(event, Pure) else event
 
-    def list_caveats(self) -> list[str]:
-        """Return the caveat on a solver that does not converge."""
-        return [UNSOLVED]
-
-    def explain_guarantee(self, *, rounds: int, delta: float, curvature: float) -> list[str]:
-        """Return the assumption behind epsilon, and what the paper's own formula would have said."""
-        claims = [
-            rounds * (2 * self.rate(n, curvature) * LIPSCHITZ * curvature + 2.8 * 0.5) / (size * curvature)
-            for n, size in self.sizes.items()
-        ]
+    def _explain(self, curvature: float) -> list[str]:
+        """Return the assumption behind epsilon."""
         return [
             "Objective perturbation: softmax regression with features of norm <= 1 (with the bias) and an L2 or "
             f"proximal term of {curvature:.4g}; every local problem is solved to a gradient norm of "
             f"{self.gradient_tolerance:g}, and {REMAINDER:.0%} of epsilon covers the rest.",
-            f"Theorem 6.3 of the paper (a scalar model, u1 = sqrt 2, u2 = 1/2) would have said epsilon = "
-            f"{sum(claims) / len(claims):.4g} in the mean of the clients and {max(claims):.4g} for the smallest.",
         ]
 
     def _gradient_shift(self, client: int) -> float:
@@ -401,9 +298,12 @@ class Objective(BaseMechanism):
         only_proximal(updates, "objective perturbation")
         curvature = self.weight_decay + updates.task.proximal
         if not (curvature > 0 and math.isfinite(curvature)):
-            law = "objective perturbation needs a strongly convex objective, and this one has no proximal or L2 term"
+            reason = "objective perturbation needs a strongly convex objective, and this one has no proximal or L2 term"
             refuse(
-                "privacy.mechanism", "objective", law, 'use algorithm "fedprox" with mu > 0, or local.weight_decay > 0'
+                "privacy.mechanism",
+                "objective",
+                reason,
+                'use algorithm "fedprox" with mu > 0, or local.weight_decay > 0',
             )
         return curvature
 
@@ -411,14 +311,8 @@ class Objective(BaseMechanism):
         curvature = self._curvature_of(updates)
         for member in updates.cohort.members if self.multipliers is not None else ():
             self.rate(member, curvature)  # refuses a budget that the curvature alone exceeds
+        events = {member: Pure(self.epsilon(member, curvature)) for member in updates.cohort.members}
         return tuple(
-            context.make_release(
-                source=client_name(member),
-                event=Pure(self.epsilon(member, curvature)),
-                audience=audience,
-                what="own privately minimised model",
-                subjects=only_client(member),
-                inputs=tuple(sorted(updates.starts[member].sources)),
-            )
-            for member in updates.cohort.members
+            context.sent_by(member, updates, event=event, audience=audience, what="own privately minimised model")
+            for member, event in events.items()
         )

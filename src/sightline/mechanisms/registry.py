@@ -7,20 +7,20 @@ from typing import Any
 from sightline.config import Correlated, Experiment
 from sightline.errors import refuse
 from sightline.events import Adjacency
-from sightline.mechanisms.clip_and_noise import ARITHMETIC, NoisySum
+from sightline.mechanisms.adaptive_clipping import AdaptiveMean
+from sightline.mechanisms.clip_and_noise import ARITHMETIC, NewSum
 from sightline.mechanisms.contract import Mechanism, NoPrivacy
 from sightline.mechanisms.convex_solver import HALF
 from sightline.mechanisms.correlated_noise import Workload, build_correlated, sum_rounds
 from sightline.mechanisms.dp_sgd import SampleAtClient, SampleAtServer, correlate_plan, schedule_steps, steps_for
 from sightline.mechanisms.gaussian_means import CentralMean, EveryoneNoisesMean, LocalMean, NoiseByTrust, PooledMean
-from sightline.mechanisms.laws import CLIENTS, check_mechanism_laws
-from sightline.mechanisms.perturbation import Bound, Facts, Objective, Output
+from sightline.mechanisms.perturbation import Bound, BoundTerms, Objective, Output
 from sightline.mechanisms.samplers import Cohorts
-from sightline.mechanisms.segments import WHOLE, ConvexFacts, ConvexSegments, SegmentSums, convex_plan
+from sightline.mechanisms.segments import WHOLE, ConvexSegments, ConvexTerms, SegmentSums, convex_plan
 from sightline.mechanisms.submodels import Splitter
-from sightline.mechanisms.updates import PrivateSteps
 from sightline.plugins import MECHANISM, Plugin, locate_plugin, refuse_plugin
 from sightline.topology import Topology
+from sightline.training.call import PrivateSteps
 
 UNIT_NOISE = 1.0
 """The noise multiplier of a mechanism that is not calibrated yet."""
@@ -45,7 +45,7 @@ def _private_plans(experiment: Experiment, sizes: Sequence[int]) -> dict[int, Pr
     }
 
 
-def _client_noise(experiment: Experiment) -> tuple[float, float, NoisySum]:
+def _client_noise(experiment: Experiment) -> tuple[float, float, NewSum]:
     privacy = experiment.privacy
     return privacy.clip_norm, UNIT_NOISE, ARITHMETIC[privacy.arithmetic]
 
@@ -61,14 +61,21 @@ def _build_convex(experiment: Experiment, sizes: Sequence[int]) -> ConvexSegment
         n: convex_plan(plan, sizes[n], drawn=privacy.mechanism == "gaussian", steps=steps)
         for n, plan in _private_plans(experiment, sizes).items()
     }
-    facts = ConvexFacts(
+    terms = ConvexTerms(
         learning_rate=local.learning_rate,
         weight_decay=local.weight_decay,
         sizes=dict(enumerate(sizes)),
         by_client=privacy.place == "client",
         adjacency=Adjacency(privacy.adjacency),
     )
-    return ConvexSegments(plans, facts=facts, noise_std=privacy.noise_std)
+    return ConvexSegments(plans, terms=terms, noise_std=privacy.noise_std)
+
+
+def _server_mean(experiment: Experiment) -> CentralMean:
+    """Build noise at a trusted server, with a clip norm that adapts if asked for."""
+    rule = experiment.privacy.adaptive_clipping
+    how = _client_noise(experiment)
+    return CentralMean(*how) if rule is None else AdaptiveMean(*how, rule=rule)
 
 
 def _client_mean(experiment: Experiment) -> LocalMean:
@@ -82,7 +89,7 @@ def _client_mean(experiment: Experiment) -> LocalMean:
 
 def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) -> Output:
     privacy, local = experiment.privacy, experiment.local
-    facts = Facts(
+    terms = BoundTerms(
         clip_norm=privacy.clip_norm,
         adjacency=Adjacency(privacy.adjacency),
         learning_rate=local.learning_rate,
@@ -90,7 +97,7 @@ def _build_output(experiment: Experiment, sizes: Sequence[int], classes: int) ->
         gradient_tolerance=privacy.gradient_tolerance,
     )
     bound = Bound(privacy.sensitivity or "clipped_model")
-    return Output(bound, facts, local.weight_decay, dict(enumerate(sizes)), classes, privacy.noise_std)
+    return Output(bound, terms, local.weight_decay, dict(enumerate(sizes)), classes, privacy.noise_std)
 
 
 def _build_objective(experiment: Experiment, sizes: Sequence[int], classes: int) -> Objective:
@@ -109,7 +116,7 @@ Build = Callable[[Experiment, Sequence[int], int], Mechanism]
 """(experiment, every client's number of examples, classes) -> the mechanism, with unit noise."""
 
 MECHANISMS: dict[tuple[str, str, str], Build] = {
-    ("gaussian", "client", "server"): lambda experiment, sizes, classes: CentralMean(*_client_noise(experiment)),
+    ("gaussian", "client", "server"): lambda experiment, sizes, classes: _server_mean(experiment),
     ("gaussian", "client", "client"): lambda experiment, sizes, classes: _client_mean(experiment),
     ("gaussian", "client", "edge"): lambda experiment, sizes, classes: NoiseByTrust(*_client_noise(experiment)),
     ("gaussian", "sample", "server"): lambda experiment, sizes, classes: SampleAtServer(
@@ -144,9 +151,6 @@ class MechanismPlugin:
     """The values of `privacy.where` that it supports."""
 
 
-_passed: set[tuple[str, ...]] = set()
-
-
 def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | None:
     """Return the plugin mechanism that the experiment names; None for a built-in one.
 
@@ -169,32 +173,11 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
 
 
 def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
-    """Build a plugin mechanism after it has passed its checks; they run once per source and settings."""
-    # Keyed by the digest of the plugin's source: an edited plugin is checked again.
-    facts = (
-        plugin.name,
-        plugin.source_digest,
-        experiment.privacy.model_dump_json(),
-        experiment.local.model_dump_json(),
-    )
+    """Build a plugin mechanism; `engine.build` has checked it."""
     try:
-        if facts not in _passed:
-            check_plugin_laws(found, experiment, *how[1:])
-            _passed.add(facts)
         return found.build(experiment, *how)
     except Exception as error:
         refuse_plugin(MECHANISM, plugin.name, error)
-
-
-def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: int, **how: int) -> None:
-    """Raise `BrokenLaw` unless the mechanism passes every check on six clients with the experiment's settings."""
-    privacy = experiment.privacy
-    mechanism = found.build(experiment, [10] * CLIENTS, classes)
-    # At edges both kinds of channels occur, so both are checked.
-    for trusted in (True, False) if privacy.place == "edge" else (privacy.place == "server",):
-        check_mechanism_laws(
-            mechanism, clip_norm=privacy.clip_norm, adjacency=Adjacency(privacy.adjacency), trusted=trusted, **how
-        )
 
 
 def solves_exactly(experiment: Experiment) -> bool:
@@ -226,7 +209,7 @@ def build_mechanism(
     """
     if experiment.privacy.noise == "correlated" and experiment.privacy.unit == "client":
         _refuse_edges(experiment, topology)
-        edges = {channel.name: channel.trusted for channel in topology.gathers}
+        edges = {channel.name: channel.trusted for channel in topology.gathering_channels}
         return build_correlated(experiment, cohorts or Cohorts(experiment.rounds), edges, workload)
     mechanism = _for_whole_models(experiment, topology, sizes, classes)
     return mechanism if splitter is None else mechanism.in_parts(splitter)

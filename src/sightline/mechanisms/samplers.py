@@ -12,10 +12,9 @@ from scipy.special import gammaln
 from sightline.config import ClientSampler
 from sightline.errors import SightlineError, invalid, refuse
 from sightline.events import Adjacency, Event, FixedCohort, Poisson, WithoutReplacement
-from sightline.mechanisms.sampler_laws import check_first_sampler
-from sightline.mechanisms.schedule import Allotment, Schedules
 from sightline.plugins import SAMPLER, locate_plugin, refuse_plugin
 from sightline.randomness import Purpose, Streams
+from sightline.training.schedule import Allotment, Schedules
 
 
 @dataclass(frozen=True)
@@ -340,25 +339,25 @@ def build_sampler(
     population: int,
     adjacency: Adjacency,
     cohorts: Cohorts = ONE_COHORT,
-    remembered: bool = False,
 ) -> CohortSampler:
     """Build the sampler of an experiment file; `cohorts` says how many cohorts it will draw, for schedules.
 
-    With `remembered` clients train by state that reveals who was in a cohort of fixed size, so it hides nobody. A
-    plugin sampler is checked when it is first built (`sampler_laws`).
+    `engine.build` checks a plugin's.
     """
     build = find_sampler(settings.scheme)
     try:
-        built = build(settings, population, adjacency, cohorts)
+        return build(settings, population, adjacency, cohorts)
     except SightlineError:
         raise
     except Exception as error:
         if settings.scheme in SAMPLERS:
             raise
         refuse_plugin(SAMPLER, settings.scheme, error)
-    if settings.scheme not in SAMPLERS:
-        check_first_sampler(settings, built, adjacency)
-    return replace(built, hidden=False) if remembered and isinstance(built, FixedCohorts) else built
+
+
+def reveal_cohorts(sampler: CohortSampler) -> CohortSampler:
+    """Return the sampler for clients that train by state, which reveals who was in a cohort of fixed size."""
+    return replace(sampler, hidden=False) if isinstance(sampler, FixedCohorts) else sampler
 
 
 def find_sampler(scheme: str) -> BuildSampler:
@@ -393,12 +392,12 @@ class LocalSchedule:
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
-            invalid("pace.steps", self.steps, "is a whole number >= 1")
+            invalid("schedule.steps", self.steps, "is a whole number >= 1")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            invalid("pace.learning_rate", self.learning_rate, "is a positive number")
+            invalid("schedule.learning_rate", self.learning_rate, "is a positive number")
         for channel, rate in self.rates.items():
             if not 0 < rate <= 1:
-                invalid(f"pace.rates.{channel}", rate, "a probability lies in (0, 1]")
+                invalid(f"schedule.rates.{channel}", rate, "a probability lies in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -438,8 +437,8 @@ def thin_sampler(whole: CohortSampler, rate: float, channel: str) -> CohortSampl
     most = whole.rate if isinstance(whole, PoissonCohorts) else 1.0
     if not isinstance(whole, PoissonCohorts | Full):
         law = f"{type(whole).__name__} has no rate that could be lowered without another guarantee"
-        refuse(f"pace.rates.{channel}", rate, law, 'use sampling.clients.scheme = "poisson" or "full"')
+        refuse(f"schedule.rates.{channel}", rate, law, 'use sampling.clients.scheme = "poisson" or "full"')
     if rate > most:
         law = f"noise was calibrated for a participation of at most {most:g}"
-        refuse(f"pace.rates.{channel}", rate, law, "choose a smaller rate, or raise sampling.clients.rate")
+        refuse(f"schedule.rates.{channel}", rate, law, "choose a smaller rate, or raise sampling.clients.rate")
     return whole if rate == most else ThinnedCohorts(whole, rate)

@@ -3,25 +3,34 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
 from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, ConvexSegment, Event, Gaussian, Poisson, Segment
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import FLOATS, Aggregate, FiniteOnly, sum_sensitivity, with_gaussian_noise
+from sightline.mechanisms.clip_and_noise import (
+    Aggregate,
+    FiniteOnly,
+    FloatSum,
+    sum_and_noise,
+    sum_sensitivity,
+    with_gaussian_noise,
+)
 from sightline.mechanisms.contract import (
-    BaseMechanism,
+    MechanismFacts,
     NoisedBy,
+    NoisedByClients,
     NoisedValue,
     ReleaseContext,
     ReleaseValues,
-    only_client,
     only_sums,
 )
-from sightline.mechanisms.updates import ClientOutput, PrivateSteps, Updates
+from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
-from sightline.topology import client_name
+from sightline.topology import Channel, client_name
+from sightline.training.call import PrivateSteps
 
 ROUNDING = 1e-5
 """Relative to a step's largest effect: what single precision may add to the effect of a first draw."""
@@ -46,7 +55,7 @@ def segment_rate(rate: float, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class SegmentSums(BaseMechanism):
+class SegmentSums(NoisedByClients):
     """-eta sum of m steps, each in the ball of radius G, + N(0, (z 2 eta m G)^2).
 
     A step is the sum of the batch's gradients, each clipped to C, over the expected batch b (fixed and public), and
@@ -61,27 +70,23 @@ class SegmentSums(BaseMechanism):
     plans: Mapping[int, PrivateSteps]
     """Each client's batches: clip norm, rate and expected size."""
     multipliers: Mapping[int, float] = field(default_factory=dict)
+    noised_by: NoisedBy = field(default=NoisedBy.CLIENT, kw_only=True)
+    """Set by `at`: a trusted server noises the sum, other servers' members noise their own."""
 
-    noised_value = NoisedValue.STEPS
+    mean_of = "noisy sums of clipped steps"
 
-    def at(self, context: ReleaseContext) -> "SegmentSums":
-        """Return itself for every channel."""
-        return self
+    @property
+    def facts(self) -> MechanismFacts:
+        """The sum of a device's clipped steps is noised."""
+        return MechanismFacts(NoisedValue.STEPS, private_steps=self.plans)
 
-    def noised_by(self, context: ReleaseContext) -> NoisedBy:
-        """Return `SERVER` below a trusted server, else `CLIENT`."""
-        return NoisedBy.SERVER if self._at_server(context) else NoisedBy.CLIENT
-
-    def _at_server(self, context: ReleaseContext) -> bool:
-        return context.channel.trusted
+    def at(self, channel: Channel) -> Self:
+        """Return the mechanism noised by the channel's server if it is trusted, else by its members."""
+        return replace(self, noised_by=NoisedBy.SERVER if channel.trusted else NoisedBy.CLIENT)
 
     def noise_multipliers(self, clients: Iterable[int]) -> dict[int, float]:
         """Return what each client needs; a trusted server takes the largest of its members."""
         return {n: self._noise_of((n,)) for n in clients}
-
-    def steps_of(self, client: int) -> PrivateSteps | None:
-        """Return a client's steps, before the segment sets their number."""
-        return self.plans.get(client)
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "SegmentSums":
         """Return the same mechanism; a trusted server takes the largest noise that one of its members needs."""
@@ -89,29 +94,24 @@ class SegmentSums(BaseMechanism):
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Claim a trusted server's noisy sum, or one release per member and their mean."""
-        members = updates.cohort.members
-        if self._at_server(context):
-            published = context.make_release(
-                source=context.channel.name,
-                event=self._segment_event(updates, context, context.channel.members),
-                audience=context.channel.audience,
-                what="noisy sum of clipped steps",
-                subjects=frozenset(map(client_name, members)),
-                inputs=updates.sources,
-                coins_known_to=frozenset({context.channel.name}),
-            )
-            return context.handed_over(updates), published
-        sent = self._claim_sent(updates, context, frozenset({context.channel.name}))
-        inputs = tuple(range(context.next_id, context.next_id + len(sent))) + updates.sources
-        return *sent, context.published_mean(inputs, "mean of noisy sums of clipped steps")
+        if self.noised_by is NoisedBy.CLIENT:
+            return super().claim_mean(updates, context)
+        published = context.make_release(
+            source=context.channel.name,
+            event=self._segment_event(updates, context, context.channel.members),
+            audience=context.channel.audience,
+            what="noisy sum of clipped steps",
+            subjects=frozenset(map(client_name, updates.cohort.members)),
+            inputs=updates.sources,
+            coins_known_to=frozenset({context.channel.name}),
+        )
+        return context.handed_over(updates), published
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Return the mean over the members, noised once by the trusted server or by each member."""
-        if self._at_server(context):
+        if self.noised_by is NoisedBy.SERVER:
             noise = self._noise_of(context.channel.members)
-            total, rejected = self._add_noise(
-                updates, context, [u for _, u in self._local_steps(updates)], noise, EVERYONE
-            )
+            total, rejected = self._add_noise(updates, context, self._local_steps(updates), noise, EVERYONE)
         else:
             outcome = self.compute_each(updates, context)
             rejected = outcome.rejected
@@ -121,7 +121,7 @@ class SegmentSums(BaseMechanism):
 
     def _mean_std(self, updates: Updates, context: ReleaseContext, count: int) -> float:
         """Return the standard deviation of the noise in the mean: one noise of the server, or one of each member."""
-        if self._at_server(context):
+        if self.noised_by is NoisedBy.SERVER:
             members = context.channel.members
             return self._noise_of(members) * self._sensitivity(updates, context, members) / count
         stds = (self._noise_of((n,)) * self._sensitivity(updates, context, (n,)) for n in updates.cohort.members)
@@ -134,19 +134,14 @@ class SegmentSums(BaseMechanism):
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Claim one release per member. Raise `Refused` below a trusted server, which protects sums."""
-        if self._at_server(context):
+        if self.noised_by is NoisedBy.SERVER:
             only_sums()
-        return self._claim_sent(updates, context, context.channel.audience)
-
-    def compute_each(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Return every member's noisy sum of steps."""
-        left = list(updates.collect_outputs(self, context))
-        return ReleaseValues({member: value for member, value, _ in left}, sum(rejected for *_, rejected in left))
+        return super().claim_each(updates, context)
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield each member's sum of steps, noised by the member."""
         for member, update in self._local_steps(updates):
-            value, rejected = self._add_noise(updates, context, [update], self._noise_of((member,)), member)
+            value, rejected = self._add_noise(updates, context, [(member, update)], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
 
     def _noise_of(self, members: tuple[int, ...]) -> float:
@@ -172,12 +167,17 @@ class SegmentSums(BaseMechanism):
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
 
     def _add_noise(
-        self, updates: Updates, context: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
+        self,
+        updates: Updates,
+        context: ReleaseContext,
+        sums: list[tuple[int, torch.Tensor]],
+        noise: float,
+        participant: int,
     ) -> tuple[torch.Tensor, int]:
         clip_norm = next(iter(self.plans.values())).clip_norm * context.channel.clip_factor
-        return FLOATS(
+        return sum_and_noise(
             sums,
-            dimension=updates.worker.dimension,
+            FloatSum(updates.worker.dimension),
             clip_norm=clip_norm,
             noise_multiplier=noise,
             adjacency=Adjacency.REPLACE,  # both ends of the difference may lie anywhere in the ball
@@ -186,13 +186,12 @@ class SegmentSums(BaseMechanism):
 
     def _claim_sent(self, updates: Updates, context: ReleaseContext, audience: frozenset[str]) -> tuple[Release, ...]:
         return tuple(
-            context.make_release(
-                source=client_name(member),
+            context.sent_by(
+                member,
+                updates,
                 event=self._segment_event(updates, context, (member,)),
                 audience=audience,
                 what="own noisy sum of clipped steps",
-                subjects=only_client(member),
-                inputs=tuple(sorted(updates.starts[member].sources)),
             )
             for member in updates.cohort.members
         )
@@ -205,13 +204,15 @@ def _check_ball(updates: Updates, reach: float) -> float:
     """
     task = updates.task
     if task.step_norm is None or task.learning_rate is None:
-        law = "a segment is claimed for steps of a known length, each scaled onto a ball"
-        refuse("step_norm", task.step_norm, law, 'give step_norm and learning_rate, as algorithm.name = "h2fdp" does')
+        reason = "a segment is claimed for steps of a known length, each scaled onto a ball"
+        refuse(
+            "step_norm", task.step_norm, reason, 'give step_norm and learning_rate, as algorithm.name = "h2fdp" does'
+        )
     if not (task.steps or 1) * task.learning_rate * task.step_norm <= reach * (1 + ROUNDING):
-        law = (
+        reason = (
             f"{task.steps} steps of learning_rate={task.learning_rate:g} reach beyond the norm {reach:g} that is noised"
         )
-        refuse("step_norm", f"{task.step_norm:g}", law, "scale steps onto a smaller ball")
+        refuse("step_norm", f"{task.step_norm:g}", reason, "scale steps onto a smaller ball")
     return task.learning_rate
 
 
@@ -223,12 +224,12 @@ def _steps_of(updates: Updates) -> tuple[int, int]:
     in every later sum.
     """
     if updates.recall is not None:
-        law = "what a client keeps of earlier segments carries their examples into this one, drawn or not"
-        refuse("algorithm.name", "with client memory", law, 'use algorithm.name = "h2fdp"')
+        reason = "what a client keeps of earlier segments carries their examples into this one, drawn or not"
+        refuse("algorithm.name", "with client memory", reason, 'use algorithm.name = "h2fdp"')
     steps, most = updates.task.steps, updates.task.most_steps
     if steps is None or most is None:
-        law = "one example's effect on an update of many free steps has no bound to be noised"
-        refuse("privacy.where", "edge", law, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
+        reason = "one example's effect on an update of many free steps has no bound to be noised"
+        refuse("privacy.where", "edge", reason, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
     if not 1 <= steps <= most:
         refuse("steps", steps, f"the rate of a segment is claimed for 1 to most_steps={most}", "ask for fewer steps")
     return steps, most
@@ -263,7 +264,7 @@ def convex_plan(plan: PrivateSteps, examples: int, *, drawn: bool, steps: int | 
 
 
 @dataclass(frozen=True)
-class ConvexFacts:
+class ConvexTerms:
     """The numbers in the bound."""
 
     learning_rate: float
@@ -285,20 +286,24 @@ class ConvexSegments(SegmentSums):
     data. Clipped gradients would not be gradients of any convex function.
     """
 
-    facts: ConvexFacts = field(kw_only=True)
+    terms: ConvexTerms = field(kw_only=True)
     noise_std: float | None = None
     """An absolute amount of noise, instead of multiples of D."""
 
-    noised_value = NoisedValue.PATH
+    @property
+    def facts(self) -> MechanismFacts:
+        """The end of a device's convex steps is noised."""
+        return MechanismFacts(NoisedValue.PATH, private_steps=self.plans)
 
-    def _at_server(self, context: ReleaseContext) -> bool:
-        return context.channel.trusted and not self.facts.by_client
+    def at(self, channel: Channel) -> Self:
+        """Return the mechanism noised by the channel's server if it is trusted and the experiment lets it."""
+        return self if self.terms.by_client else super().at(channel)
 
     def _sensitivity(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
         """Return D of the member with the smallest batch, twice that under replace-one."""
-        eta = updates.task.learning_rate or self.facts.learning_rate
+        eta = updates.task.learning_rate or self.terms.learning_rate
         alone = eta * max(self.plans[n].clip_norm / self.plans[n].expected_batch for n in members)
-        return sum_sensitivity(alone, self.facts.adjacency)
+        return sum_sensitivity(alone, self.terms.adjacency)
 
     def _multiplier(self, updates: Updates, context: ReleaseContext, members: tuple[int, ...]) -> float:
         if self.noise_std is not None:
@@ -310,9 +315,9 @@ class ConvexSegments(SegmentSums):
         noise = Gaussian(self._multiplier(updates, context, members))
         _, most = self._step_counts(updates)
         rate = max(self.plans[n].rate for n in members)
-        if self.facts.adjacency is Adjacency.REPLACE and min(self.plans[n].rate for n in members) < 1:
-            law = "hidden draws of convex steps are accounted as add/remove"
-            refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or mechanism = "output"')
+        if self.terms.adjacency is Adjacency.REPLACE and min(self.plans[n].rate for n in members) < 1:
+            reason = "hidden draws of convex steps are accounted as add/remove"
+            refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or mechanism = "output"')
         turns = max(math.ceil(most[n] / self.plans[n].groups) for n in members)
         if turns == 1:
             return Poisson(rate, noise) if rate < 1 else noise
@@ -322,28 +327,31 @@ class ConvexSegments(SegmentSums):
         """Raise `Refused` unless steps are proved not to drive two paths apart."""
         asked = set(updates.task.named_fields())
         if updates.recall is not None or asked - ALLOWED:
-            law = "convex steps are proved for the data's loss and public L2 or proximal terms only"
+            reason = "convex steps are proved for the data's loss and public L2 or proximal terms only"
             what = ", ".join(sorted(asked - ALLOWED)) or "client memory"
-            refuse("algorithm.name", f"with {what}", law, "use h2fdp, fedavg, fedavgm, fedyogi or fedprox")
-        eta = updates.task.learning_rate or self.facts.learning_rate
-        curvature = self.facts.weight_decay + updates.task.proximal
+            refuse("algorithm.name", f"with {what}", reason, "use h2fdp, fedavg, fedavgm, fedyogi or fedprox")
+        eta = updates.task.learning_rate or self.terms.learning_rate
+        curvature = self.terms.weight_decay + updates.task.proximal
         # A gradient step on a smooth convex function is non-expansive for eta <= 2 / smoothness; beyond, no bound
         # holds.
         for n in members:
-            others = math.ceil(self.facts.sizes[n] / self.plans[n].groups) - 1
+            others = math.ceil(self.terms.sizes[n] / self.plans[n].groups) - 1
             smooth = curvature + SMOOTH * others / self.plans[n].expected_batch
             if eta * smooth > 2:
-                law = f"client {n}: beyond 2 / (lambda + others / b) = {2 / smooth:.4g} steps drive paths apart"
+                reason = f"client {n}: beyond 2 / (lambda + others / b) = {2 / smooth:.4g} steps drive paths apart"
                 refuse(
-                    "learning_rate", f"{eta:g}", law, "use a smaller local.learning_rate or a larger local.batch_size"
+                    "learning_rate",
+                    f"{eta:g}",
+                    reason,
+                    "use a smaller local.learning_rate or a larger local.batch_size",
                 )
 
     def _step_counts(self, updates: Updates) -> tuple[dict[int, int], dict[int, int]]:
         """Return (each member's steps, the most steps that its rate is claimed for)."""
         task, members = updates.task, self.plans
         if task.steps is not None and task.steps > (task.most_steps or task.steps):
-            law = f"the rate of a segment is claimed for 1 to most_steps={task.most_steps}"
-            refuse("steps", task.steps, law, "ask for fewer steps")
+            reason = f"the rate of a segment is claimed for 1 to most_steps={task.most_steps}"
+            refuse("steps", task.steps, reason, "ask for fewer steps")
         steps = {n: task.steps or self.plans[n].steps for n in members}
         return steps, {n: task.most_steps or steps[n] for n in members}
 
@@ -353,11 +361,16 @@ class ConvexSegments(SegmentSums):
         return [replace(self.plans[n], noise_multiplier=0.0, steps=steps[n]) for n in updates.cohort.members]
 
     def _add_noise(
-        self, updates: Updates, context: ReleaseContext, sums: list[torch.Tensor], noise: float, participant: int
+        self,
+        updates: Updates,
+        context: ReleaseContext,
+        sums: list[tuple[int, torch.Tensor]],
+        noise: float,
+        participant: int,
     ) -> tuple[torch.Tensor, int]:
         members = context.channel.members if participant == EVERYONE else (participant,)
         finite, total = FiniteOnly(), torch.zeros(updates.worker.dimension, dtype=torch.float64)
-        for _, value in finite((place, one) for place, one in enumerate(sums)):
+        for _, value in finite(sums):
             total += value
         aggregate = Aggregate(total, self._sensitivity(updates, context, members))
         multiplier = self._multiplier(updates, context, members)

@@ -28,6 +28,7 @@ from sightline.mechanisms.contract import ReleaseContext, only_client
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.updates import ClientExecutor, Public
 from sightline.topology import client_name
+from sightline.training.call import CallId, CallKind, TrainingCall
 
 
 def choice_sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
@@ -73,18 +74,22 @@ class ModelChoice:
             for chooser in self.choosers.members
         )
 
+    def make_call(self, at: CallId) -> TrainingCall:
+        """Return the call that counts the right answers of every candidate."""
+        models = torch.stack([model.value for model in self.candidates])
+        return TrainingCall(CallKind.RIGHT_ANSWERS, self.choosers.members, models[0], at, candidates=models)
+
     def draw_choices(self, worker: ClientExecutor, context: ReleaseContext) -> dict[int, int]:
         """Return client -> the index of its chosen model; remote clients that do not answer are missing."""
         if worker.nodes is not None:
             return worker.nodes.request_choices(self, context)
-        models = torch.stack([model.value for model in self.candidates])
         found = {}
-        for chooser, right in worker.right_answers(self.choosers.members, models):
+        for (chooser,), (right,) in worker.run(self.make_call(CallId(context.time, context.use))):
             if context.unit is Unit.NONE:
-                found[chooser] = int(np.argmax(right))
+                found[chooser] = int(np.argmax(right.tolist()))
                 continue
             sharp = choice_sharpness(
                 self.epsilon, unit=context.unit, adjacency=context.adjacency, examples=worker.sizes[chooser]
             )
-            found[chooser] = draw_choice(right, sharpness=sharp, rng=context.noise(chooser))
+            found[chooser] = draw_choice(right.tolist(), sharpness=sharp, rng=context.noise(chooser))
         return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.config import Experiment
 from sightline.events import Adjacency, Event, Gaussian, Product
 from sightline.events import Split as SplitEvent
-from sightline.mechanisms.clip_and_noise import Bounded, NoisySum, RunningSum, clip_update
+from sightline.mechanisms.clip_and_noise import Bounded, NewSum, RunningSum, clip_update
 from sightline.models import FlatModel, Splitting, split_model, unsplit_mask
 from sightline.randomness import Purpose, Streams
 from sightline.training.submodels import SubmodelClipping
@@ -73,10 +73,14 @@ class Splitter:
 
     def explain_guarantee(self, who: str) -> list[str]:
         """Return the guarantee in sentences."""
+        even = self.splitting.even
         if self.parts == 1:
-            return []
+            return [] if even else ["A part is drawn with a probability above one half: splitting gains nothing."]
+        chosen = (
+            f"one of {self.parts} parts" if even else f"a part (as costly as one of {self.parts} equal ones, or less)"
+        )
         return [
-            f"Each {who} trains one of {self.parts} parts of the model (on average {self.splitting.share:.0%} of the "
+            f"Each {who} trains {chosen} of the model (on average {self.splitting.share:.0%} of the "
             "parameters), drawn in secret for every release.",
             "Which part it was is a secret like a cohort: an observer who knew it would see it without the gain "
             "of splitting. It is drawn where the data lie and written down nowhere.",
@@ -104,16 +108,16 @@ class Splitter:
             out[piece] = clip_update(update[piece], clip_norm=radius).value
         return Bounded(out, math.hypot(*radii))
 
-    def noisy_sum(self, arithmetic: NoisySum) -> NoisySum:
-        """Return the noisy sum of updates clipped in two balls, in the given arithmetic."""
-        return NoisySum(lambda dimension: self._two_sums(arithmetic, dimension))
+    def new_sum(self, arithmetic: NewSum) -> NewSum:
+        """Return sums of updates clipped in two balls, in the given arithmetic."""
+        return lambda dimension: self._two_sums(arithmetic, dimension)
 
-    def _two_sums(self, arithmetic: NoisySum, dimension: int) -> "TwoSums":
+    def _two_sums(self, arithmetic: NewSum, dimension: int) -> "TwoSums":
         inside, outside = torch.nonzero(~self.unsplit).flatten(), torch.nonzero(self.unsplit).flatten()
         return TwoSums(
             dimension,
             (inside, outside),
-            (arithmetic.begin(len(inside)), arithmetic.begin(len(outside))),
+            (arithmetic(len(inside)), arithmetic(len(outside))),
             (1.0, self.unsplit_clip),
             (1.0, self.unsplit_noise),
         )

@@ -9,16 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.accounting.strategies import Strategy
 from sightline.errors import Refused
-from sightline.mechanisms.client_state import StateAccess
 from sightline.mechanisms.samplers import Cohort
-from sightline.mechanisms.schedule import Allotment
 from sightline.mechanisms.submodels import Splitter
 from sightline.plugins import BrokenLaw
 from sightline.topology import Channel
-from sightline.training import LocalTask
-from sightline.training.local_work import AS_PLANNED
+from sightline.training.call import (
+    AS_PLANNED,
+    Block,
+    CallId,
+    CallKind,
+    LocalTask,
+    PrivateSteps,
+    StateAccess,
+    TrainingCall,
+)
 
 if TYPE_CHECKING:
     from sightline.mechanisms.contract import ReleaseContext
@@ -64,53 +69,6 @@ def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:
     )
 
 
-Block = tuple[Sequence[int], Tensor]
-"""Members of a cohort, and one row per member."""
-
-
-@dataclass(frozen=True)
-class PrivateSteps:
-    """How one client runs DP-SGD in one round; its event follows from these settings."""
-
-    clip_norm: float
-    noise_multiplier: float
-    rate: float
-    steps: int
-    expected_batch: float
-    allotment: Allotment | None = None
-    """A hidden schedule of examples over the steps of many rounds, instead of a draw at every step."""
-    line: int = 0
-    """The number of the client's schedule: it has one per channel."""
-    splitter: Splitter | None = None
-    """Assigns every example to a part of the model; None for whole models."""
-    groups: int = 0
-    """Number of fixed groups of examples, by index, that take turns: a step draws from one group. 0: from all examples.
-    """
-    strategy: Strategy | None = None
-    """The strategy of noise correlated over the steps of a round; its batches are the groups, each used whole."""
-
-    def first_step(self, round: int) -> int:
-        """Return the number of steps that the client has done before a round, given that it took part in all."""
-        return (round - 1) * self.steps
-
-    def epoch(self, round: int) -> int:
-        """Return the epoch of the schedule that a round belongs to, from 0."""
-        return 0 if self.allotment is None else self.first_step(round) // self.allotment.steps
-
-
-@dataclass(frozen=True)
-class CallId:
-    """The round and the number of the training call in it; together they name the random streams of the call."""
-
-    round: int
-    use: int
-    # Training streams must not depend on `part`: clients trained together and trained channel by channel get the same
-    # bits.
-    part: int = 0
-    """Which part of a call that several channels release; 0 is the whole. It only selects the channels' noise streams.
-    """
-
-
 class ClientOutput(NamedTuple):
     """What one member sends after its own part of a mechanism."""
 
@@ -142,7 +100,7 @@ class RemoteNodes(Protocol):
 
 
 class ClientExecutor(Protocol):
-    """Trains clients. Results are private until a mechanism has released them."""
+    """Runs training calls. Results are private until a mechanism has released them."""
 
     dimension: int
     sizes: Sequence[int]
@@ -151,54 +109,11 @@ class ClientExecutor(Protocol):
     def nodes(self) -> RemoteNodes | None:
         """The remote members, which do their own part of the mechanism; None if everything runs here."""
 
+    def run(self, call: TrainingCall) -> Iterator[Block]:
+        """Yield (clients, one row for each) in the order of the cohort; see `CallKind`."""
+
     def close(self) -> None:
         """Release processes and connections."""
-
-    def train(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        at: CallId,
-        task: LocalTask,
-        recall: StateAccess | None = None,
-        splitter: Splitter | None = None,
-    ) -> Iterator[Block]:
-        """Yield end vectors of local training; what clients keep goes into `recall` and stays private.
-
-        With a `splitter` every client trains the part that it draws in secret; all other parameters stay at the start.
-        """
-
-    def dp_sgd(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        plans: Sequence[PrivateSteps],
-        at: CallId,
-        task: LocalTask,
-        recall: StateAccess | None = None,
-    ) -> Iterator[Block]:
-        """Yield end vectors of local training whose every step is clipped per example and noised by the client."""
-
-    def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
-    ) -> Iterator[Block]:
-        """Yield each client's sum of clipped per-example gradients over one drawn batch, before noise."""
-
-    def minimise(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        task: LocalTask,
-        linear: Mapping[int, NDArray[np.float64]],
-        gradient_tolerance: float,
-    ) -> Iterator[Block]:
-        """Yield exact minimisers of the local objectives of a linear model, in float64 and in the unit space."""
-
-    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Yield (client, how many of its training examples each of the models (m, d) classifies correctly)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,65 +162,51 @@ class Updates:
         nodes = self.worker.nodes
         return mechanism.client_outputs(self, context) if nodes is None else nodes.request_outputs(self, context)
 
-    def collect_updates(self, context: "ReleaseContext") -> Iterator[Tensor]:
-        """Yield updates for a trusted party to clip: computed here, or received from nodes; NaN where rejected."""
+    def collect_updates(self, context: "ReleaseContext") -> Iterator[tuple[int, Tensor]]:
+        """Return (client, update) for a trusted party to clip: computed here, or by nodes; NaN where rejected."""
         nodes = self.worker.nodes
         if nodes is None:
-            yield from (update for _, update in self.train_members())
-            return
+            return self.train_members()
         # NaN makes the trusted party reject the update itself, so that it is counted exactly once.
-        for _, value, rejected in nodes.request_outputs(self, context):
-            yield torch.full_like(value, torch.nan) if rejected else value
+        outputs = nodes.request_outputs(self, context)
+        return ((out.member, torch.full_like(out.value, torch.nan) if out.rejected else out.value) for out in outputs)
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, end - start) by ordinary local training."""
-        yield from self._subtract_starts(self._share_blocks(Updates._train_blocks))
+        """Return (client, end - start) of every member by ordinary local training, computed one by one on demand."""
+        return self._updates_of(self._run(lambda some: some.make_call(CallKind.TRAIN)))
 
     def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, end - start) by DP-SGD at the client."""
-        yield from self._subtract_starts(self._private_blocks(plans))
+        """Return (client, end - start) of every member by DP-SGD at the client."""
+        return self._updates_of(self.worker.run(self.make_call(CallKind.DP_SGD, plans)))
 
     def train_segments(self, plan_steps: "Callable[[Updates], Sequence[PrivateSteps]]") -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, end - start) by plans that depend on members and task only; training is shared between
-        channels.
-        """
-        yield from self._subtract_starts(self._share_blocks(lambda some: some._private_blocks(plan_steps(some))))
-
-    def _share_blocks(self, train: "Callable[[Updates], Iterator[Block]]") -> Iterator[Block]:
-        return train(self) if self.shared is None else self.shared.take_rows(self.cohort.members, train)
-
-    def _train_blocks(self) -> Iterator[Block]:
-        how: dict[str, Any] = {"at": self.at, "task": self.task, "recall": self.recall}
-        if self.splitter is not None:
-            how["splitter"] = self.splitter
-        return self.worker.train(self.cohort.members, self.start_rows(), **how)
-
-    def _private_blocks(self, plans: Sequence[PrivateSteps]) -> Iterator[Block]:
-        return self.worker.dp_sgd(
-            self.cohort.members, self.start_rows(), plans=plans, at=self.at, task=self.task, recall=self.recall
-        )
+        """Return (client, end - start) by plans that depend on members and task only; channels share the training."""
+        return self._updates_of(self._run(lambda some: some.make_call(CallKind.DP_SGD, plan_steps(some))))
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
-        """Yield each member's sum of clipped gradients, before noise."""
-        rows = self.start_rows()
-        for _, sums in self.worker.gradient_sums(self.cohort.members, rows, plans=plans, at=self.at):
-            yield from sums
+        """Return each member's sum of clipped gradients, before noise."""
+        blocks = self.worker.run(self.make_call(CallKind.GRADIENT_SUMS, plans))
+        return (total for _, sums in blocks for total in sums)
 
     def minimise_objectives(
         self, *, linear: Mapping[int, NDArray[np.float64]], gradient_tolerance: float
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, minimiser of its objective with its own linear term), in the unit space of `convex_solver`."""
-        blocks = self.worker.minimise(
-            self.cohort.members,
-            self.start_rows(),
-            task=self.task,
-            linear=linear,
-            gradient_tolerance=gradient_tolerance,
-        )
-        for members, ends in blocks:
-            yield from zip(members, ends, strict=True)
+        """Return (client, minimiser of its objective with its own linear term), in the unit space."""
+        call = replace(self.make_call(CallKind.MINIMISE), linear=linear, gradient_tolerance=gradient_tolerance)
+        return (pair for members, ends in self.worker.run(call) for pair in zip(members, ends, strict=True))
 
-    def _subtract_starts(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
+    def make_call(self, kind: CallKind, plans: Sequence[PrivateSteps] = ()) -> TrainingCall:
+        """Return the training call of these members."""
+        parts = plans[0].splitter if plans else self.splitter
+        members, starts = self.cohort.members, self.start_rows()
+        return TrainingCall(kind, members, starts, self.at, self.task, plans, self.recall, parts)
+
+    def _run(self, make_call: "Callable[[Updates], TrainingCall]") -> Iterator[Block]:
+        if self.shared is None:
+            return self.worker.run(make_call(self))
+        return self.shared.take_rows(self.cohort.members, make_call)
+
+    def _updates_of(self, blocks: Iterator[Block]) -> Iterator[tuple[int, Tensor]]:
         for members, ends in blocks:
             for member, end in zip(members, ends, strict=True):
                 yield member, end - self.starts[member].value
@@ -318,14 +219,13 @@ class SharedTraining:
         self._whole = whole
         self._ends: dict[int, Tensor] | None = None
 
-    def take_rows(self, members: Sequence[int], train: Callable[[Updates], Iterator[Block]]) -> Iterator[Block]:
+    def take_rows(self, members: Sequence[int], make_call: Callable[[Updates], TrainingCall]) -> Iterator[Block]:
         """Yield the end vectors of a part's members. Every row is returned once."""
         if not members:
             return
         if self._ends is None:
-            self._ends = {
-                n: end.clone() for some, ends in train(self._whole) for n, end in zip(some, ends, strict=True)
-            }
+            blocks = self._whole.worker.run(make_call(self._whole))
+            self._ends = {n: end.clone() for some, ends in blocks for n, end in zip(some, ends, strict=True)}
         # `pop`: a row that is released twice under two noises could be averaged; a second request raises KeyError
         # instead.
         yield list(members), torch.stack([self._ends.pop(member) for member in members])

@@ -1,7 +1,15 @@
 """Torch modules by name, each as one contiguous float32 vector."""
 
-from sightline.models.flat import FlatModel, Module, Slot, bind_parameters, probe_inputs
-from sightline.models.mixing import mixing_layer, refuse_mixing_layers, unknown_part
+from sightline.models.flat import (
+    FlatModel,
+    Module,
+    Slot,
+    bind_parameters,
+    mixing_layer,
+    probe_inputs,
+    refuse_mixing_layers,
+    unknown_part,
+)
 from sightline.models.registry import MODELS, Factory, build_model, is_given_model, own_loss, read_given_model
 from sightline.models.splitting import split_model
 from sightline.models.state import code_digest

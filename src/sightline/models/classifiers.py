@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sightline.data.federation import Kind
 from sightline.errors import did_you_mean, invalid
-from sightline.models.mixing import mark_own
+from sightline.models.flat import mark_own
 
 
 # All bundled residual networks use GroupNorm: batch normalisation mixes examples and is refused in private training.

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline.models.mixing import OURS
+from sightline.models.flat import OURS
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, Path)
 WITHOUT = frozenset({"training", "_modules", "_parameters", "_buffers"})
@@ -116,75 +116,75 @@ class Walk:
         if type(layer) not in OURS:
             yield from self.of_class(type(layer))
 
-    def of_tensor(self, place: str, tensor: Tensor | None) -> Iterator[Leaf]:
+    def of_tensor(self, path: str, tensor: Tensor | None) -> Iterator[Leaf]:
         """Yield a tensor's numbers, attributes and hooks; for a trained or known tensor only its number."""
         if tensor is None or id(tensor) in self.seen:
-            yield place, None if tensor is None else self.seen[id(tensor)]
+            yield path, None if tensor is None else self.seen[id(tensor)]
         else:
             self.mark_seen(tensor)
-            yield place, tensor
-            yield f"the strides of {place}", tensor.stride() if tensor.layout is torch.strided else None
-            yield from self.of_extras(place, tensor)
+            yield path, tensor
+            yield f"the strides of {path}", tensor.stride() if tensor.layout is torch.strided else None
+            yield from self.of_extras(path, tensor)
 
-    def of_extras(self, place: str, tensor: Tensor) -> Iterator[Leaf]:
+    def of_extras(self, path: str, tensor: Tensor) -> Iterator[Leaf]:
         """Yield hooks and attributes attached to a tensor."""
         for word in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             if getattr(tensor, word, None):
-                yield from self.of_value(f"{word} of {place}", getattr(tensor, word))
+                yield from self.of_value(f"{word} of {path}", getattr(tensor, word))
         for word, value in getattr(tensor, "__dict__", {}).items():
-            yield from self.of_value(f"{place}.{word}", value)
+            yield from self.of_value(f"{path}.{word}", value)
 
-    def of_value(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_value(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a value, or its contents."""
         self.count += 1
         if self.count > MOST:
             # Equal to nothing else: a module too large to inspect counts as changed.
-            yield f"one of more than {MOST} values, {place}", Itself(object())
+            yield f"one of more than {MOST} values, {path}", Itself(object())
         elif type(value) in PLAIN:
-            yield place, value
+            yield path, value
         elif isinstance(value, Tensor):
-            yield from self.of_tensor(place, value)
+            yield from self.of_tensor(path, value)
         elif isinstance(value, nn.Module):
-            yield from self.of_layer(place, value)
+            yield from self.of_layer(path, value)
         elif isinstance(value, type):
-            yield place, Itself(value)
+            yield path, Itself(value)
             yield from self.of_class(value)
         elif isinstance(value, FIXED):
-            yield place, Itself(value)
+            yield path, Itself(value)
         elif id(value) in self.seen:
-            yield place, self.seen[id(value)]
+            yield path, self.seen[id(value)]
         else:
             self.mark_seen(value)
-            yield from self.of_object(place, value)
+            yield from self.of_object(path, value)
 
-    def of_object(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_object(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield the contents of an object that the walk has not met before."""
         state = generator_state(value)
         if state is not None:
-            yield f"{place} ({DRAWS})", state
+            yield f"{path} ({DRAWS})", state
         elif isinstance(value, np.ndarray | np.generic):
-            yield place, value
+            yield path, value
             if value.dtype.hasobject:
-                yield from self.of_value(place, value.tolist())
-            yield from self.of_attributes(place, value)
+                yield from self.of_value(path, value.tolist())
+            yield from self.of_attributes(path, value)
         elif isinstance(value, FUNCTIONS):
-            yield from self.of_function(place, value)
+            yield from self.of_function(path, value)
         elif isinstance(value, BUILTIN):
-            yield from self.of_builtin(place, value)
+            yield from self.of_builtin(path, value)
         elif isinstance(value, CONTAINERS):
-            yield from self.of_container(place, value)
+            yield from self.of_container(path, value)
         elif isinstance(value, weakref.ref):
-            yield from self.of_value(place, value())
+            yield from self.of_value(path, value())
         elif isinstance(value, types.MappingProxyType):
-            yield from self.of_value(place, dict(value))
+            yield from self.of_value(path, dict(value))
         elif type(value) is functools._lru_cache_wrapper:
-            yield from self.of_cache(place, value)
+            yield from self.of_cache(path, value)
         elif isinstance(value, ModuleType):
-            yield place, Itself(value)
+            yield path, Itself(value)
         else:
-            yield from self.of_parts(place, value)
+            yield from self.of_parts(path, value)
 
-    def of_container(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_container(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a container as one leaf if it holds plain values only, else its items one by one."""
         kind = next(one for one in CONTAINERS if isinstance(value, one))
         # The base class's own iteration, because a subclass may override it.
@@ -195,75 +195,75 @@ class Walk:
             inside = [dict.__getitem__(value, key) for key in keys]
         plain = all(type(one) in PLAIN for one in chain(inside, keys))
         if plain:
-            yield place, (type(value), keys, set(inside) if kind in (set, frozenset) else inside)
+            yield path, (type(value), keys, set(inside) if kind in (set, frozenset) else inside)
         else:
-            yield place, (type(value), len(inside))
+            yield path, (type(value), len(inside))
         for number, one in enumerate([] if plain else inside):
             if keys and type(keys[number]) not in PLAIN:
-                yield from self.of_value(f"key {number} of {place}", keys[number])
+                yield from self.of_value(f"key {number} of {path}", keys[number])
             word = repr(keys[number]) if keys and type(keys[number]) in PLAIN else str(number)
-            yield from self.of_value(f"{place}[{word}]", one)
+            yield from self.of_value(f"{path}[{word}]", one)
         if type(value) is defaultdict:
-            yield from self.of_value(place, value.default_factory)
+            yield from self.of_value(path, value.default_factory)
         elif type(value) is not kind:
-            yield from self.of_attributes(place, value)
+            yield from self.of_attributes(path, value)
 
-    def of_attributes(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_attributes(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield attributes and slots of an object, bypassing its own accessors, and its class."""
         known = LOGGER if isinstance(value, logging.Logger) else ()
         for word, slot in slots_of(cast(Any, type(value))):
             for one in _read_slot(slot, value):
-                yield from self.of_value(f"{place}.{word}", one)
+                yield from self.of_value(f"{path}.{word}", one)
         # Sorted, because a copy may have another order.
         for word, one in sorted(getattr(value, "__dict__", {}).items()):
             if word not in known:
-                yield from self.of_value(f"{place}.{word}", one)
+                yield from self.of_value(f"{path}.{word}", one)
         yield from self.of_class(type(value))
 
-    def of_parts(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_parts(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield an object of any other type: its attributes, and what a copy would take if it holds more."""
-        yield place, Itself(type(value))
+        yield path, Itself(type(value))
         if not self.outside and is_installed(type(value).__module__):
             return
-        yield from self.of_attributes(place, value)
+        yield from self.of_attributes(path, value)
         if isinstance(value, LOCKS):
-            yield place, repr(value).startswith("<locked")
+            yield path, repr(value).startswith("<locked")
             return
         if not holds_more(cast(Any, type(value))):
             return
         if isinstance(value, memoryview):
-            yield place, value.tobytes()
+            yield path, value.tobytes()
         elif isinstance(value, io.IOBase) and not _is_readable(value):
-            yield place, (Itself(value), _position_of(value))
+            yield path, (Itself(value), _position_of(value))
         else:
-            yield from self.of_reduced(place, value)
+            yield from self.of_reduced(path, value)
 
-    def of_reduced(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_reduced(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield what would be copied of an object whose state is in C."""
         parts = reduced(value)
         if parts is None:
-            yield f"{place} (a {type(value).__name__}, {UNSEEN})", Itself(object())
+            yield f"{path} (a {type(value).__name__}, {UNSEEN})", Itself(object())
         elif isinstance(parts, str):
-            yield place, Itself(value)
+            yield path, Itself(value)
         else:
             more = (list(some) if some is not None else None for some in parts[3:5])
-            yield from self.of_value(place, (parts[1], parts[2] if len(parts) > 2 else None, *more))
+            yield from self.of_value(path, (parts[1], parts[2] if len(parts) > 2 else None, *more))
 
-    def of_cache(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_cache(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield the contents of a functools cache."""
         if is_installed(getattr(value, "__module__", None)):
             return
-        yield place, value.cache_info().currsize
+        yield path, value.cache_info().currsize
         kept = next(one for one in gc.get_referents(value) if type(one) is dict and one is not vars(value))
         # The marker object that functools puts before keyword arguments.
         mark = [one for one in gc.get_referents(value) if type(one) is object]
         for number, key in enumerate(list(kept)):
             given = key if type(key) is tuple else (key,)
             if value.cache_parameters()["typed"] or any(one is known for one in given for known in mark):
-                yield f"{place} (a cache by type or keyword, {UNSEEN})", Itself(object())
+                yield f"{path} (a cache by type or keyword, {UNSEEN})", Itself(object())
                 return
-            yield from self.of_value(f"{place}[{number}]", value(*given))
-        yield from self.of_value(place, value.__wrapped__)
+            yield from self.of_value(f"{path}[{number}]", value(*given))
+        yield from self.of_value(path, value.__wrapped__)
 
     def of_class(self, kind: type) -> Iterator[Leaf]:
         """Yield attributes and functions of a user's class and of its bases."""
@@ -275,28 +275,28 @@ class Walk:
                 if word not in MADE_BY_PYTHON:
                     yield from self.of_value(f"class attribute '{one.__name__}.{word}'", value)
 
-    def of_builtin(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_builtin(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a C function and the object it is bound to."""
         bound = value.__self__
-        yield place, (value.__name__, Itself(bound) if isinstance(bound, type | ModuleType) else type(bound))
+        yield path, (value.__name__, Itself(bound) if isinstance(bound, type | ModuleType) else type(bound))
         if not isinstance(bound, type | ModuleType):
-            yield from self.of_value(place, bound)
+            yield from self.of_value(path, bound)
 
-    def of_function(self, place: str, value: Any) -> Iterator[Leaf]:
+    def of_function(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield what a user's function closes over, its defaults, and the global names it uses."""
         if isinstance(value, partial):
-            yield from self.of_value(place, (value.func, value.args, value.keywords, vars(value)))
+            yield from self.of_value(path, (value.func, value.args, value.keywords, vars(value)))
             return
         if isinstance(value, property):
-            yield from self.of_value(place, (value.fget, value.fset, value.fdel))
+            yield from self.of_value(path, (value.fget, value.fset, value.fdel))
             return
         if isinstance(value, types.MethodType):
-            yield from self.of_value(place, value.__self__)
+            yield from self.of_value(path, value.__self__)
         function = getattr(value, "__func__", value)
         if not isinstance(function, FunctionType):
-            yield from self.of_value(place, function)
+            yield from self.of_value(path, function)
             return
-        yield place, (Itself(function.__code__), function.__doc__)
+        yield path, (Itself(function.__code__), function.__doc__)
         yield from self.of_value(f"attribute of {function.__name__}", vars(function))
         if is_installed(function.__module__):
             return
@@ -313,26 +313,26 @@ class Walk:
     def of_globals(self, function: FunctionType) -> Iterator[Leaf]:
         """Yield the global names that a function's code uses, also inside the modules it names."""
         names, within = sorted(looked_up_names(function.__code__)), set[int]()
-        places = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
+        scopes = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
         for word in names:
-            found = next((some[word] for some in places if word in some), None)
+            found = next((some[word] for some in scopes if word in some), None)
             yield from self.of_global(f"global '{word}'", found, names, within)
 
-    def of_global(self, place: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
+    def of_global(self, path: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
         """Yield a global value; of a module what the names refer to in it, of installed code only what was attached."""
         if isinstance(value, ModuleType):
             if id(value) in within or not (self.outside or not is_installed(value.__name__)):
                 return
             within.add(id(value))
             for inner in (one for one in names if one in vars(value)):
-                yield from self.of_global(f"{place[:-1]}.{inner}'", vars(value)[inner], names, within)
+                yield from self.of_global(f"{path[:-1]}.{inner}'", vars(value)[inner], names, within)
         elif isinstance(value, type | FunctionType) and is_installed(value.__module__):
-            yield place, Itself(value)
+            yield path, Itself(value)
             for inner in (one for one in names if one in vars(value)):
                 if not callable(vars(value)[inner]):
-                    yield from self.of_value(f"{place[:-1]}.{inner}'", vars(value)[inner])
+                    yield from self.of_value(f"{path[:-1]}.{inner}'", vars(value)[inner])
         else:
-            yield from self.of_value(place, value)
+            yield from self.of_value(path, value)
 
 
 @functools.lru_cache(maxsize=1024)

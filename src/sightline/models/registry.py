@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -29,8 +30,16 @@ from sightline.models.classifiers import (
     resnet101,
     wide_resnet_40_4,
 )
-from sightline.models.flat import FlatModel, constants_of, layout_of, make_module, probe_inputs, trained_parameters
-from sightline.models.mixing import mixing_layer, unknown_part
+from sightline.models.flat import (
+    FlatModel,
+    constants_of,
+    layout_of,
+    make_module,
+    mixing_layer,
+    probe_inputs,
+    trained_parameters,
+    unknown_part,
+)
 from sightline.models.state import refuse_memory, same_numbers
 from sightline.models.task import CLASSIFICATION, Task, probe_targets
 
@@ -40,22 +49,83 @@ class TokenLogits(nn.Module):
 
     Such models take keyword arguments and return objects. This wrapper calls `model(input_ids=tokens, **settings)` and
     returns the object's `logits`; with `last` only those of the last token (a language model that predicts the next
-    one). Build the model from its configuration inside your factory; nothing is downloaded. It trains what has
-    `requires_grad`: peft's LoRA freezes the rest, which is then neither noised nor sent.
+    one), and with `padding` the attention leaves out that token. A model for images gets `pixel_values`. Build the
+    model from its configuration inside your factory; nothing is downloaded. It trains what has `requires_grad`: peft's
+    LoRA freezes the rest, which is then neither noised nor sent. A model that is given without this wrapper is wrapped
+    by `wrap_transformer`.
 
         def factory(vocabulary, classes):
             config = BertConfig(vocab_size=vocabulary, num_labels=classes, hidden_size=128, num_hidden_layers=2)
-            return TokenLogits(BertForSequenceClassification(config))
+            return TokenLogits(BertForSequenceClassification(config), padding=config.pad_token_id)
     """
 
-    def __init__(self, model: nn.Module, *, last: bool = False, **settings: Any) -> None:
+    def __init__(self, model: nn.Module, *, last: bool = False, padding: int | None = None, **settings: Any) -> None:
         super().__init__()
-        self.model, self.last, self.settings = model, last, settings
+        self.model, self.last, self.padding, self.settings = model, last, padding, settings
+        self.input = str(getattr(model, "main_input_name", "input_ids"))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of a batch of tokens."""
-        logits: Tensor = self.model(input_ids=tokens, **self.settings).logits
+        given: dict[str, Any] = {self.input: tokens} | self.settings
+        if self.padding is not None:
+            given["attention_mask"] = (tokens != self.padding).long()
+        logits: Tensor = self.model(**given).logits
         return logits[:, -1] if self.last else logits
+
+
+class NamedInputs(nn.Module):
+    """A module that is called with keywords, as one of a single tensor: the parts lie flat, one after the other.
+
+    Returns the `logits` of an object that has some, else the output as it is.
+    """
+
+    def __init__(self, model: nn.Module, parts: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+        super().__init__()
+        self.model, self.parts, self.settings = model, parts, transformer_settings(model)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the output for a batch of packed parts."""
+        given, start = {}, 0
+        for name, shape in self.parts:
+            part = x[:, start : start + prod(shape)]
+            given[name] = part.reshape(len(part), *shape) if len(shape) > 1 else part if shape else part[:, 0]
+            start += prod(shape)
+        outputs = self.model(**given, **self.settings)
+        return getattr(outputs, "logits", outputs)
+
+
+def wrap_transformer(module: nn.Module) -> nn.Module:
+    """Return a bare transformers or peft model as a module from its main input to logits, others unchanged.
+
+    The padding token is that of the model's configuration.
+    """
+    config, name = getattr(module, "config", None), getattr(module, "main_input_name", None)
+    if config is None or not isinstance(name, str):
+        return module
+    settings = transformer_settings(module)
+    return TokenLogits(
+        module, padding=getattr(config, "pad_token_id", None) if name == "input_ids" else None, **settings
+    )
+
+
+def transformer_settings(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments that every call gets: a decoder does not return the cache that only generation needs."""
+    base: Any = module
+    if callable(find := getattr(module, "get_base_model", None)):
+        base = find()
+    caches = hasattr(base, "main_input_name") and "use_cache" in inspect.signature(base.forward).parameters
+    return {"use_cache": False} if caches else {}
+
+
+class WrappedFactory:
+    """A factory of bare transformers, which returns them wrapped."""
+
+    def __init__(self, factory: "Factory", arguments: Mapping[str, Any]) -> None:
+        self.factory, self.arguments = factory, dict(arguments)
+
+    def __call__(self) -> nn.Module:
+        """Return a new wrapped module."""
+        return wrap_transformer(self.factory(**self.arguments))
 
 
 TOO_LARGE = re.compile(r"alloc|overflow|too large|memory", re.IGNORECASE)
@@ -98,8 +168,11 @@ def build_model(
     factory = factory or (own_factory(name) if ":" in name else known_factory(name))
     facts: dict[str, Any] = {"input_shape": tuple(input_shape), "classes": classes, "kind": kind}
     facts |= {"vocabulary": vocabulary, "task": task.name}
-    ready = partial(factory, **arguments_for(name, factory, facts, settings))
+    arguments = arguments_for(name, factory, facts, settings)
+    ready: Callable[[], nn.Module] = partial(factory, **arguments)
     module = first_module(name, ready, own=":" in name)
+    if (wrapped := wrap_transformer(module)) is not module:
+        module, ready = wrapped, WrappedFactory(factory, arguments)
     constants = same_constants(name, module, ready)
     if ":" in name:
         refuse_shared_weights(name, module, ready)
@@ -121,23 +194,23 @@ def known_factory(name: str) -> Factory:
 def own_factory(name: str) -> Factory:
     """Return the user's factory behind "package.module:factory"."""
     if is_given_model(name):
-        law = "the model was handed over by a Python program, and no file can give it back"
-        invalid("model.name", name, law, "hand it over again: sightline.run(..., model=...)")
+        reason = "the model was handed over by a Python program, and no file can give it back"
+        invalid("model.name", name, reason, "hand it over again: sightline.run(..., model=...)")
     return import_object("model.name", name, "a function or class that returns a torch.nn.Module")
 
 
 def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
     """Return the object behind "package.module:name"; raise if it cannot be imported or is not callable."""
-    place, _, attribute = name.partition(":")
+    module_name, _, attribute = name.partition(":")
     try:
-        module = import_module(place)
+        module = import_module(module_name)
     except Exception as error:
         cause = cause_of(error)
-        invalid(key, name, f"module {place!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
+        invalid(key, name, f"module {module_name!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
     found = getattr(module, attribute, None)
     if found is None:
         known = [word for word in vars(module) if not word.startswith("_")]
-        invalid(key, name, f"module {place!r} has no {attribute!r}", did_you_mean(attribute, known))
+        invalid(key, name, f"module {module_name!r} has no {attribute!r}", did_you_mean(attribute, known))
     if not callable(found):
         invalid(key, name, "is not callable", f"name {what}")
     return found  # type: ignore[no-any-return]
@@ -168,8 +241,8 @@ class ModuleCopies:
         try:
             copied = deepcopy(module).cpu()
         except Exception as error:
-            law = f"cannot be copied ({cause_of(error)})"
-            invalid("model", name, law, "give a function that makes it in the place of the module")
+            reason = f"cannot be copied ({cause_of(error)})"
+            invalid("model", name, reason, "give a function that makes it in the place of the module")
         shared = {id(one) for one in chain(module.parameters(), module.buffers())}
         # A custom __deepcopy__ may return shared tensors; training would then change the caller's module.
         if copied is module or any(id(one) in shared for one in chain(copied.parameters(), copied.buffers())):
@@ -202,8 +275,8 @@ def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.M
     first = {parameter.data_ptr(): word for word, parameter in trained_parameters(module) if parameter.numel()}
     for word, parameter in trained_parameters(make_module(ready, seed=0)):
         if parameter.data_ptr() in first and parameter.numel():
-            law = f"the factory returns the same {word!r} every time, so that training it changes it for all"
-            invalid("model.name", name, law, "return a new module from every call")
+            reason = f"the factory returns the same {word!r} every time, so that training it changes it for all"
+            invalid("model.name", name, reason, "return a new module from every call")
 
 
 def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,8 +290,10 @@ def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], setting
     known = [word for word in named if word not in facts]
     for word in settings:
         if word in facts or (word not in known and not takes_any):
-            law = f"{name} has no such setting"
-            invalid(f"model.{word}", settings[word], law, did_you_mean(word, known) if known else "it has no settings")
+            reason = f"{name} has no such setting"
+            invalid(
+                f"model.{word}", settings[word], reason, did_you_mean(word, known) if known else "it has no settings"
+            )
     return {word: fact for word, fact in facts.items() if takes_any or word in named} | dict(settings)
 
 
@@ -253,8 +328,8 @@ def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module])
     again = constants_of(make_module(ready, seed=0)) if found else {}
     for word, tensor in found.items():
         if word not in again or not same_numbers(tensor, again[word]):
-            law = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"
-            invalid("model.name", name, law, "draw it from torch's generator, or read it from a file")
+            reason = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"
+            invalid("model.name", name, reason, "draw it from torch's generator, or read it from a file")
     return found
 
 
@@ -267,8 +342,8 @@ def cause_of(error: Exception) -> str:
 def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
     """Raise unless the module has trainable float32 parameters and outputs that fit its task."""
     if not model.layout:
-        law = "all parameters are frozen" if model.constants else "the module has no parameters"
-        invalid("model.name", name, law, "give it at least one layer to train")
+        reason = "all parameters are frozen" if model.constants else "the module has no parameters"
+        invalid("model.name", name, reason, "give it at least one layer to train")
     for word, parameter in trained_parameters(module):
         if parameter.dtype != torch.float32:
             invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
@@ -291,8 +366,8 @@ def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> 
         invalid("model.name", name, f"fails on a batch of shape {shape} ({cause})", "fix its forward")
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if not isinstance(found, tuple) or not model.task.fits_output(found, batch, model.classes):
-        law = f"gives {found} for {batch} example{'s' if batch > 1 else ''}"
-        invalid("model.name", name, law, model.task.describe_output(model.classes))
+        reason = f"gives {found} for {batch} example{'s' if batch > 1 else ''}"
+        invalid("model.name", name, reason, model.task.describe_output(model.classes))
 
 
 def check_loss(model: FlatModel, module: nn.Module) -> None:
@@ -304,8 +379,8 @@ def check_loss(model: FlatModel, module: nn.Module) -> None:
     try:
         found = None if loss is None else loss(output.requires_grad_(), y)
     except Exception as error:
-        law = f"fails on an output of shape {tuple(output.shape)} and a target {tuple(y.shape)} ({cause_of(error)})"
-        invalid("model.loss", name, law, "it is called with one example's output and target, without a batch axis")
+        reason = f"fails on an output of shape {tuple(output.shape)} and a target {tuple(y.shape)} ({cause_of(error)})"
+        invalid("model.loss", name, reason, "it is called with one example's output and target, without a batch axis")
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
         looks = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         invalid("model.loss", name, f"gives {looks} for one example", "return one number, as a tensor")

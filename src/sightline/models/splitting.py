@@ -2,9 +2,9 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -16,9 +16,16 @@ from torch import Tensor, nn
 from sightline.config import Split
 from sightline.data.federation import Kind
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.models.flat import FlatModel, constants_of, layout_of, probe_inputs
-from sightline.models.mixing import mark_own, unknown_part
-from sightline.models.submodel import Inputs, Partitions, Splitting, Submodel, deal_positions
+from sightline.models.flat import FlatModel, constants_of, layout_of, mark_own, probe_inputs, unknown_part
+from sightline.models.submodel import (
+    Inputs,
+    Partitions,
+    Splitting,
+    Submodel,
+    deal_positions,
+    unsplit_mask,
+    whole_weights,
+)
 
 DROPOUT = nn.modules.dropout._DropoutNd
 # Which parameters are split is decided by layer types, not by looking at gradients: a dead unit would make any probe
@@ -56,12 +63,12 @@ def check_layer(layer: Layer) -> None:
     """Raise for a rate other than one half, and for masks that drop pixels instead of channels."""
     rate = layer.module.p
     if rate != 0.5:
-        law = "amplification needs rate 0.5: only then are a mask and its complement equally likely"
-        refuse("model.dropout", rate, law, "use 0.5, or remove algorithm.split (dropout stays, nothing is claimed)")
+        reason = "amplification needs rate 0.5: only then are a mask and its complement equally likely"
+        refuse("model.dropout", rate, reason, "use 0.5, or remove algorithm.split (dropout stays, nothing is claimed)")
     whole_nodes = len(layer.output) == 1 if isinstance(layer.module, nn.Dropout) else len(layer.output) == 3
     if not whole_nodes or not isinstance(layer.module, nn.Dropout | nn.Dropout2d):
-        law = "a convolution's weights are dropped only with whole channels"
-        refuse(layer.name, type(layer.module).__name__, law, "use torch.nn.Dropout2d on images")
+        reason = "a convolution's weights are dropped only with whole channels"
+        refuse(layer.name, type(layer.module).__name__, reason, "use torch.nn.Dropout2d on images")
 
 
 def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
@@ -84,14 +91,14 @@ def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
             yield prefix + name, child
 
 
-def touched_by(layers: list[Layer], place: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
+def touched_by(layers: list[Layer], index: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
     """Yield the tensors into and out of the nodes of one dropout layer; `names` are tensor names by identity."""
-    nodes = layers[place].output[0]
-    before = next((layer for layer in reversed(layers[:place]) if not isinstance(layer.module, PER_NODE)), None)
+    nodes = layers[index].output[0]
+    before = next((layer for layer in reversed(layers[:index]) if not isinstance(layer.module, PER_NODE)), None)
     if before is not None and has_nodes_in_front(before):
         for parameter in before.module.parameters():
             yield Touch(names[id(parameter)], 0, first, nodes)
-    for layer in layers[place + 1 :]:
+    for layer in layers[index + 1 :]:
         if isinstance(layer.module, KEEP_ZERO) or flattens_examples(layer.module):
             continue
         weight = columns_of(layer)
@@ -202,6 +209,7 @@ class DropoutSplitting:
     nodes: int
     touches: tuple[Touch, ...]
     parts = 2
+    even = True
 
     @cached_property
     def unsplit(self) -> frozenset[str]:
@@ -213,6 +221,15 @@ class DropoutSplitting:
         """The expected share of trained parameters; each touch halves what is trained of a tensor."""
         touched = Counter(touch.tensor for touch in self.touches)
         return sum(slot.size * 0.5 ** touched[slot.name] for slot in self.whole.layout) / self.whole.parameters
+
+    @property
+    def sent(self) -> float:
+        """What a mask drops need not be sent."""
+        return self.share
+
+    def in_round(self, number: int) -> "DropoutSplitting":
+        """Return the same splitting: masks are drawn alike in every round."""
+        return self
 
     def draw(self, count: int, *, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return one fair draw per subject and node."""
@@ -249,23 +266,23 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
     """Return the model's own dropout as a splitting; raise where the proof does not apply."""
     module = model.module().eval()
     if type(module) is not nn.Sequential or model.kind is Kind.TEXT:
-        law = "which weights touch dropped nodes is read off a torch.nn.Sequential of vectors or images"
-        refuse("model.name", model.name, law, "use mlp with dropout = 0.5, or remove algorithm.split")
+        reason = "which weights touch dropped nodes is read off a torch.nn.Sequential of vectors or images"
+        refuse("model.name", model.name, reason, "use mlp with dropout = 0.5, or remove algorithm.split")
     strange = unknown_part(module)
     if strange is not None:
-        law = f"what {strange} does with a dropped node is not known, and the proof needs that it stays silent"
-        refuse("model.name", model.name, law, "use torch's own layers, or remove algorithm.split")
+        reason = f"what {strange} does with a dropped node is not known, and the proof needs that it stays silent"
+        refuse("model.name", model.name, reason, "use torch's own layers, or remove algorithm.split")
     layers = trace_layers(model, module)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    dropouts = [place for place, layer in enumerate(layers) if isinstance(layer.module, DROPOUT)]
+    dropouts = [index for index, layer in enumerate(layers) if isinstance(layer.module, DROPOUT)]
     if not dropouts:
         invalid("algorithm.split", "dropout", f"{model.name} has no dropout layer", "set model.dropout = 0.5")
     touches: list[Touch] = []
     nodes = 0
-    for place in dropouts:
-        check_layer(layers[place])
-        touches += touched_by(layers, place, nodes, names)
-        nodes += layers[place].output[0]
+    for index in dropouts:
+        check_layer(layers[index])
+        touches += touched_by(layers, index, nodes, names)
+        nodes += layers[index].output[0]
     shared = repeated_tensors(module)
     # Frozen tensors have no gradient under any mask.
     trained = {slot.name for slot in model.layout}
@@ -357,11 +374,11 @@ def unit_positions(model: FlatModel, layers: Sequence[Dense], kept: Units, tenso
     slot = next(slot for slot in model.layout if slot.name == tensor)
     numbers = torch.arange(slot.start, slot.stop).view(slot.shape)
     name = tensor.rsplit(".", 1)[0]
-    place = [layer.name for layer in layers].index(name)
+    index = [layer.name for layer in layers].index(name)
     if name in kept:
         numbers = numbers[torch.from_numpy(kept[name])]
-    if tensor.endswith("weight") and place and layers[place - 1].name in kept:
-        numbers = numbers[:, torch.from_numpy(kept[layers[place - 1].name])]
+    if tensor.endswith("weight") and index and layers[index - 1].name in kept:
+        numbers = numbers[:, torch.from_numpy(kept[layers[index - 1].name])]
     return numbers.reshape(-1)
 
 
@@ -432,19 +449,76 @@ def split_model(model: FlatModel, settings: Split, *, rng: np.random.Generator) 
     """
     if settings.by == "dropout":
         return dropout_splitting(model)
+    if isinstance(settings.parts, int):
+        partitions = _split_evenly(model, settings, settings.parts, rng)
+    else:
+        partitions = _split_named(model, settings.parts)
+    return replace(
+        partitions,
+        part_weights=whole_weights("algorithm.split.part_weights", settings.part_weights),
+        way_weights=whole_weights("algorithm.split.partition_weights", settings.partition_weights),
+        cycle=settings.cycle,
+    )
+
+
+def _split_named(model: FlatModel, partitions: Sequence[Sequence[Sequence[str]]]) -> Partitions:
+    """Return partitions whose parts are lists of parameters or layers; parameters in no list are unsplit.
+
+    A part trains its own and the unsplit parameters inside the whole network, whose other parameters stay fixed.
+    """
+    named = [[tensors_named(model, part) for part in way] for way in partitions]
+    # What one partition splits and another does not is clipped with the unsplit tensors in all: sound for each.
+    everything = frozenset(slot.name for slot in model.layout)
+    unsplit = everything - frozenset.intersection(*(frozenset(chain(*way)) for way in named))
+    ways = []
+    for way in named:
+        taken = Counter(chain(*way))
+        for tensor, count in taken.items():
+            if count > 1:
+                reason = "is in two parts of one partition, and amplification needs disjoint parts"
+                invalid("algorithm.split.parts", tensor, reason, "name it once, or nowhere: then it is unsplit")
+        for part in way:
+            if part <= unsplit:
+                reason = "has no parameter that every partition splits"
+                invalid("algorithm.split.parts", sorted(part)[0], reason, "split the same parameters in each partition")
+        left = everything - frozenset(taken)
+        ways.append(tuple(_masked_submodel(model, part | left) for part in way))
+    return Partitions(model, unsplit, tuple(ways))
+
+
+def tensors_named(model: FlatModel, names: Sequence[str]) -> frozenset[str]:
+    """Return the trained tensors that are named, or lie in a named layer. Raises for an unknown name."""
+    known = [slot.name for slot in model.layout]
+    found: set[str] = set()
+    for name in names:
+        own = {tensor for tensor in known if tensor == name or tensor.startswith(f"{name}.")}
+        if not own:
+            layers = {tensor.rsplit(".", 1)[0] for tensor in known if "." in tensor}
+            reason = f"no trained parameter or layer of {model.name} has this name"
+            invalid("algorithm.split.parts", name, reason, did_you_mean(name, [*known, *sorted(layers)]))
+        found |= own
+    return frozenset(found)
+
+
+def _masked_submodel(model: FlatModel, trained: frozenset[str]) -> Submodel:
+    moves = unsplit_mask(model, trained).float()
+    return Submodel(model, torch.arange(model.parameters), moves)
+
+
+def _split_evenly(model: FlatModel, settings: Split, parts: int, rng: np.random.Generator) -> Partitions:
     module = model.module()
-    if settings.parts == 1 and not settings.unsplit:
+    if parts == 1 and not settings.unsplit:
         return Partitions(model, frozenset(), ((whole_model(model),),))
     if has_blocks(module):
-        return _split_residual(model, settings, rng)
+        return _split_residual(model, settings, parts, rng)
     layers = dense_chain(module)
     if layers is None:
-        law = "parts are known of fully connected chains and of networks with a chain of `blocks`"
-        invalid("model.name", model.name, law, "use mlp or a residual network, or remove algorithm.split")
+        reason = "parts are known of fully connected chains and of networks with a chain of `blocks`"
+        invalid("model.name", model.name, reason, "list the parameters of each part in parts")
     if model.constants:
-        law = f"{next(iter(model.constants))!r} is frozen, and units are dealt to parts with all their weights"
-        invalid("model.name", model.name, law, "train all of it, or remove algorithm.split")
-    return _split_dense(model, settings, layers, rng)
+        reason = f"{next(iter(model.constants))!r} is frozen, and units are dealt to parts with all their weights"
+        invalid("model.name", model.name, reason, "train all of it, or remove algorithm.split")
+    return _split_dense(model, settings, parts, layers, rng)
 
 
 def whole_model(model: FlatModel) -> Submodel:
@@ -452,29 +526,28 @@ def whole_model(model: FlatModel) -> Submodel:
     return Submodel(model, torch.arange(model.parameters))
 
 
-def _split_residual(model: FlatModel, settings: Split, rng: np.random.Generator) -> Partitions:
+def _split_residual(model: FlatModel, settings: Split, parts: int, rng: np.random.Generator) -> Partitions:
     blocks = splittable_blocks(model, settings.unsplit)
-    _check_enough(settings.parts, len(blocks), "blocks that keep their shape and are not unsplit")
+    _check_enough(parts, len(blocks), "blocks that keep their shape and are not unsplit")
     ways = []
     for way in range(settings.partitions):
-        groups = deal_positions(len(blocks), settings.parts, rng if way else None)
-        kept = [frozenset(blocks[place] for place in group) for group in groups]
+        groups = deal_positions(len(blocks), parts, rng if way else None)
+        kept = [frozenset(blocks[index] for index in group) for group in groups]
         ways.append(tuple(residual_submodel(model, frozenset(blocks) - own) for own in kept))
     return Partitions(model, unsplit_tensors(model, blocks), tuple(ways))
 
 
-def _split_dense(model: FlatModel, settings: Split, layers: Sequence[Dense], rng: np.random.Generator) -> Partitions:
+def _split_dense(
+    model: FlatModel, settings: Split, parts: int, layers: Sequence[Dense], rng: np.random.Generator
+) -> Partitions:
     cut, whole = cut_layers(layers, settings.unsplit)
     widths = {layer.name: layer.outputs for layer in layers if layer.name in cut}
-    _check_enough(settings.parts, min(widths.values(), default=0), "hidden units in a layer that is not unsplit")
+    _check_enough(parts, min(widths.values(), default=0), "hidden units in a layer that is not unsplit")
     ways = []
     # The partitions are public; only the assignment of subjects to parts is secret.
     for way in range(settings.partitions):
-        groups = {name: deal_positions(width, settings.parts, rng if way else None) for name, width in widths.items()}
-        units = [
-            {name: np.array(some[part], dtype=np.int64) for name, some in groups.items()}
-            for part in range(settings.parts)
-        ]
+        groups = {name: deal_positions(width, parts, rng if way else None) for name, width in widths.items()}
+        units = [{name: np.array(some[part], dtype=np.int64) for name, some in groups.items()} for part in range(parts)]
         ways.append(tuple(dense_submodel(model, layers, kept) for kept in units))
     return Partitions(model, unsplit_dense(model, layers, cut, whole), tuple(ways))
 

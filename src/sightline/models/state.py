@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sightline.errors import invalid, refuse
-from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
-from sightline.models.mixing import mixing_layer
+from sightline.models.flat import CPU, FlatModel, flatten_module, mixing_layer, probe_inputs
 from sightline.models.reach import DRAWS, PLAIN, UNSEEN, Itself, Leaf, Walk
 from sightline.models.task import probe_targets
 
@@ -39,7 +38,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, trained: Iterable[str], loss: Any = None) -> None:
         self.module, self.trained, self.loss = module, frozenset(trained), loss
-        self.before = [(place, _copy_value(value)) for place, value in self._state_leaves(module)]
+        self.before = [(path, _copy_value(value)) for path, value in self._state_leaves(module)]
 
     def find_change(self, module: nn.Module | None = None, *, draws: bool = True) -> str | None:
         """Return the first place whose value changed, in words, or None; also for a copy of the module.
@@ -66,7 +65,7 @@ def read_state(name: str, function: Any) -> ModuleState | None:
     holder = nn.Module()
     holder.__dict__[name] = function
     state = ModuleState(holder, ())
-    unseen = any(UNSEEN in place for place, _ in state.before)
+    unseen = any(UNSEEN in path for path, _ in state.before)
     return None if unseen or len(state.before) > MOST_COMPARED else state
 
 
@@ -127,8 +126,8 @@ def read_switches() -> tuple[Any, ...]:
 def refuse_copy(name: str, value: str, error: Exception) -> NoReturn:
     """Raise the message for what cannot be copied."""
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-    law = f"cannot be copied ({cause}), and every pass is given attributes that have seen nothing"
-    refuse(name, value, law, "let its tensors be parameters or buffers, and keep files and locks out of it")
+    reason = f"cannot be copied ({cause}), and every pass is given attributes that have seen nothing"
+    refuse(name, value, reason, "let its tensors be parameters or buffers, and keep files and locks out of it")
 
 
 def _copy_value(value: Any) -> Any:
@@ -187,8 +186,8 @@ def code_digest(model: FlatModel) -> str:
     leaves = list(walk.of_layer("", module))
     made_by = model.factory.func if isinstance(model.factory, partial) else model.factory
     leaves += walk.of_value("factory", made_by)
-    for place, value in leaves:
-        words.update(f"{place}={_value_words(value)}\n".encode())
+    for path, value in leaves:
+        words.update(f"{path}={_value_words(value)}\n".encode())
     for function in walk.functions:
         words.update(f"{function.__qualname__}={_code_words(function.__code__)}\n".encode())
     return words.hexdigest()
@@ -223,12 +222,12 @@ REMEMBERS = "what it keeps of one example or client would reach the next, where 
 WAY_OUT = "let forward change nothing but its result (statistics: torch.nn.GroupNorm)"
 
 
-def refuse_change(model: FlatModel, place: str, blame: tuple[str, str] | None = None) -> None:
+def refuse_change(model: FlatModel, changed: str, blame: tuple[str, str] | None = None) -> None:
     """Raise the message for a module, or a loss, that changed something besides its result."""
     name, value = ("model.name", model.name) if model.task.own_loss is None else ("model.loss", model.task.loss_name)
     name, value = blame or (name, str(value))
-    does = "may change" if UNSEEN in place else "changes"
-    refuse(name, value, f"forward {does} {place}: {REMEMBERS}", WAY_OUT)
+    does = "may change" if UNSEEN in changed else "changes"
+    refuse(name, value, f"forward {does} {changed}: {REMEMBERS}", WAY_OUT)
 
 
 def warm_up(module: nn.Module, model: FlatModel) -> bool:
@@ -276,15 +275,17 @@ def refuse_memory(model: FlatModel, loss: ProbeLoss | None = None, blame: tuple[
         _pass_outcome(module, model, other, loss)
         with torch.no_grad():
             module.eval()(other)
-        place = state.find_change() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
-        if place is not None:
-            refuse_change(model, place, blame)
+        changed = state.find_change() or (None if same_numbers(moved, flatten_module(module)) else "its own weights")
+        if changed is not None:
+            refuse_change(model, changed, blame)
     for slot in model.layout:
         module.get_parameter(slot.name).data.copy_(start[slot.start : slot.stop].view(slot.shape))
     if not torch.allclose(before, _pass_outcome(module, model, first, loss), rtol=1e-4, atol=1e-6, equal_nan=True):
-        law = "gives another gradient for the same example, weights and seed after other examples have passed"
+        reason = "gives another gradient for the same example, weights and seed after other examples have passed"
         refuse(
-            *(blame or ("model.name", model.name)), f"{law}: {REMEMBERS}", f"{WAY_OUT}; draw at random from torch only"
+            *(blame or ("model.name", model.name)),
+            f"{reason}: {REMEMBERS}",
+            f"{WAY_OUT}; draw at random from torch only",
         )
 
 
@@ -302,8 +303,8 @@ def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor, loss: ProbeLos
             found = torch.autograd.grad(loss(outputs, len(x)), parameters, allow_unused=True)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        law = f"cannot be differentiated in training on {len(x)} examples ({cause})"
-        invalid("model.name", model.name, law, "fix its forward")
+        reason = f"cannot be differentiated in training on {len(x)} examples ({cause})"
+        invalid("model.name", model.name, reason, "fix its forward")
     parts = [one.detach() for one in tree_leaves(outputs) if isinstance(one, Tensor)]
     parts += [part.to_dense() for part in found if part is not None]
     return torch.cat([part.flatten().float() for part in parts])

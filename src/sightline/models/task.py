@@ -186,8 +186,8 @@ class Task:
 
     def __post_init__(self) -> None:
         if (self.own_loss is None) != (self.loss_name is None):
-            law = "a loss of the user's own is known by its name, or nobody could be told whose code it is"
-            invalid("loss_name", self.loss_name, law, "give both")
+            reason = "a loss of the user's own is known by its name, or nobody could be told whose code it is"
+            invalid("loss_name", self.loss_name, reason, "give both")
 
     @property
     def kind(self) -> TaskKind:
@@ -226,6 +226,20 @@ class Task:
             # The sum separates into per-example gradients, since each loss depends on its own output only.
             (found,) = torch.autograd.grad(self.losses(leaf, y, "sum"), leaf)
         return found
+
+    def predictions(self, outputs: Tensor, *, probabilities: bool = False) -> Tensor:
+        """Return what outputs predict: labels, sets of labels, numbers or tokens, or the probabilities of each.
+
+        For a user's own loss, the outputs. Raises if there are no probabilities.
+        """
+        if self.name in ("classification", "language"):
+            return torch.softmax(outputs, dim=-1) if probabilities else outputs.argmax(dim=-1)
+        if self.name in ("binary", "multilabel"):
+            rows = outputs.reshape(len(outputs)) if self.name == "binary" else outputs
+            return torch.sigmoid(rows) if probabilities else (rows > 0).long()
+        if probabilities:
+            invalid("probabilities", True, f"a {self.name} model gives none", "leave it out")
+        return outputs.reshape(len(outputs)) if self.name == "regression" and not self.target_shape else outputs
 
     def rate_sums(self, sums: Sums, examples: int) -> dict[str, float]:
         """Return the metrics of a set of examples from the sums of their scores; NaN for an empty set."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline import algorithms, engine, mechanisms, topology
-from sightline.algorithms import Algorithm
+from sightline.algorithms import Algorithm, with_facts
 from sightline.config import ClientSampler, parse
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.build import BuiltExperiment
@@ -18,15 +18,14 @@ from sightline.engine.plan import follow_plan, plan_releases
 from sightline.engine.run_directory import MODEL
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
+from sightline.laws import check_plugin_laws, check_sampler_laws, check_shape
 from sightline.ledger import Ledger
 from sightline.mechanisms import CohortSampler, MechanismPlugin
-from sightline.mechanisms.registry import check_plugin_laws
-from sightline.mechanisms.sampler_laws import check_sampler_laws
 from sightline.mechanisms.samplers import ONE_COHORT, BuildSampler
 from sightline.plugins import ALGORITHM, MECHANISM, SAMPLER, TOPOLOGY, BrokenLaw, PluginKind, locate_plugin
 from sightline.runtimes import Simulator
 from sightline.testing.reaccount import confirm_ledger
-from sightline.topology import TopologyPlugin, check_shape
+from sightline.topology import TopologyPlugin
 
 NAME = "under_test"
 CLIENTS, ROUNDS, DELTA, TARGET = 6, 4, 0.01, 6.0
@@ -56,9 +55,9 @@ def check_algorithm(
     another: `{"local": {"steps": 10}}`.
     """
     found = _find_object(ALGORITHM, algorithm, Algorithm)
-    kinds = [kind for kind in found.topologies if kind in topology.REGISTRY]
+    kinds = [kind for kind in found.facts.topologies if kind in topology.REGISTRY]
     if not kinds:
-        raise BrokenLaw("there is a topology to try it on", f"it runs on {', '.join(found.topologies)} only")
+        raise BrokenLaw("there is a topology to try it on", f"it runs on {', '.join(found.facts.topologies)} only")
     protected = []
     with _registered(algorithms.REGISTRY, NAME, replace(found, name=NAME)):
         for name, privacy in PRIVACY.items():
@@ -137,7 +136,7 @@ def check_topology(plugin: TopologyPlugin | str, *, algorithm: Algorithm | None 
             check_shape(NAME, built, clients=clients, place=place, like=found.like)
             if (built.channels, built.lines, built.trusted) != (again.channels, again.lines, again.trusted):
                 raise BrokenLaw("a topology is built the same every time", f"of {clients} clients it is another")
-    on_it = replace(algorithm or algorithms.REGISTRY["fedavg"], name=NAME, topologies=(NAME,))
+    on_it = replace(with_facts(algorithm or algorithms.REGISTRY["fedavg"], topologies=(NAME,)), name=NAME)
     with _registered(topology.REGISTRY, NAME, found.build), _registered(algorithms.REGISTRY, NAME, on_it):
         for where in ("server", "client"):
             file = make_file({"unit": "client", "where": where}, kind=NAME, algorithm={"name": NAME})

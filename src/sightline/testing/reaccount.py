@@ -22,7 +22,7 @@ from sightline import accounting
 from sightline.accounting import Accountant
 from sightline.events import from_json, to_json
 from sightline.ledger import Ledger, export_ledger
-from sightline.plugins import BrokenLaw
+from sightline.plugins import BrokenLaw, import_extra
 
 Plain = dict[str, Any]
 """An event or a release as in the exported file."""
@@ -272,8 +272,8 @@ def gaussian_delta(total: float, epsilon: float) -> float:
 @lru_cache(maxsize=4096)
 def epsilon_elsewhere(composition: Texts, delta: float) -> float:
     """Return the epsilon of sampled Gaussians by dp_accounting's privacy loss distributions."""
-    from dp_accounting import dp_event
-    from dp_accounting.pld import PLDAccountant
+    dp_event = import_extra("dp_accounting.dp_event", "interop")
+    PLDAccountant = import_extra("dp_accounting.pld", "interop").PLDAccountant
 
     def event_of(event: Plain) -> Any:
         match event["kind"]:

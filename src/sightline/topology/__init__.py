@@ -14,10 +14,12 @@ from sightline.topology.channel import (
     Star,
     Steady,
     Topology,
+    TopologyPlugin,
     client_name,
     participants_of,
 )
-from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count
+from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count, read_candidates
+from sightline.topology.graph import Graph, build_graph
 from sightline.topology.groups import (
     STRUCTURES,
     Era,
@@ -30,7 +32,6 @@ from sightline.topology.groups import (
     read_schedule,
     schedule_from,
 )
-from sightline.topology.shape import TopologyPlugin, check_shape
 from sightline.topology.tree import CLOUD, Node, Noise, Tree, build_tree
 
 
@@ -53,6 +54,7 @@ REGISTRY: dict[str, Callable[..., Topology]] = {
     "groups": build_groups,
     "tree": build_tree,
     "clusters": build_clusters,
+    "graph": build_graph,
 }
 
 
@@ -61,10 +63,10 @@ def find_topology(kind: str) -> TopologyPlugin:
     plugin = locate_plugin(TOPOLOGY, kind, REGISTRY)
     if plugin is None:
         return TopologyPlugin(REGISTRY[kind], like=kind)
-    found = plugin.load_object()
-    if not isinstance(found, TopologyPlugin):
-        plugin.refuse_type(found, "a `TopologyPlugin` of sightline.topology")
-    return found
+    result = plugin.load_object()
+    if not isinstance(result, TopologyPlugin):
+        plugin.refuse_type(result, "a `TopologyPlugin` of sightline.topology")
+    return result
 
 
 def build_topology(
@@ -79,14 +81,9 @@ def build_topology(
     """Return the topology of an experiment file by its name.
 
     `place` says who adds the noise; `labels` gives the labels that workers hold and `streams` the random streams, for
-    topologies that use them. Raises for a plugin topology that fails `check_shape`.
+    topologies that use them. `engine.build` checks the shape of a plugin's.
     """
-    known = find_topology(kind)
-    built = known.build(settings, clients=clients, place=place, labels=labels, streams=streams)
-    # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
-    if kind not in REGISTRY:
-        check_shape(kind, built, clients=clients, place=place, like=known.like)
-    return built
+    return find_topology(kind).build(settings, clients=clients, place=place, labels=labels, streams=streams)
 
 
 __all__ = [
@@ -98,6 +95,7 @@ __all__ = [
     "Channel",
     "Clusters",
     "Era",
+    "Graph",
     "Groups",
     "Labels",
     "Line",
@@ -110,11 +108,11 @@ __all__ = [
     "TopologyPlugin",
     "Tree",
     "build_clusters",
+    "build_graph",
     "build_groups",
     "build_star",
     "build_topology",
     "build_tree",
-    "check_shape",
     "client_name",
     "cluster_channel",
     "cluster_count",
@@ -122,6 +120,7 @@ __all__ = [
     "find_topology",
     "group_name",
     "participants_of",
+    "read_candidates",
     "read_schedule",
     "schedule_from",
 ]

@@ -1,5 +1,6 @@
 """A channel: one party that gathers updates from its members and publishes to its audience; the star topology."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -62,7 +63,7 @@ class Topology(Protocol):
         """Return the channel that publishes the common model of all clients."""
 
     @property
-    def gathers(self) -> tuple[Channel, ...]:
+    def gathering_channels(self) -> tuple[Channel, ...]:
         """Return the channels through which a round of all clients reaches the top; the top itself if alone."""
 
     @property
@@ -127,7 +128,7 @@ class Steady:
         return self.channels[0]
 
     @property
-    def gathers(self) -> tuple[Channel, ...]:
+    def gathering_channels(self) -> tuple[Channel, ...]:
         """Return the top, which gathers by itself."""
         return (self.top,)
 
@@ -153,13 +154,13 @@ class Steady:
 
 def participants_of(topology: Topology, clients: int) -> frozenset[str]:
     """Return every name: clients, parties that gather, send on or are trusted, and all observers."""
-    channels = (*topology.channels, *topology.gathers, topology.top)
-    found = {client_name(number) for number in range(clients)}
-    found.update(topology.trusted, *topology.uplinks, (channel.name for channel in channels))
-    found.update(*(channel.audience | channel.through for channel in channels))
-    found.update(line.observer for lines in topology.lines.values() for line in lines)
+    channels = (*topology.channels, *topology.gathering_channels, topology.top)
+    result = {client_name(number) for number in range(clients)}
+    result.update(topology.trusted, *topology.uplinks, (channel.name for channel in channels))
+    result.update(*(channel.audience | channel.through for channel in channels))
+    result.update(line.observer for lines in topology.lines.values() for line in lines)
     # Reuse an equal audience if there is one: with a million clients a second set of names would double the memory.
-    return next((channel.audience for channel in channels if channel.audience == found), frozenset(found))
+    return next((channel.audience for channel in channels if channel.audience == result), frozenset(result))
 
 
 def client_name(number: int) -> str:
@@ -194,3 +195,15 @@ class Star(Steady):
         """Return the kinds of untrusted observers, each with one representative; views within a kind are equal."""
         kinds = {"other clients": client_name(0), "public": PUBLIC}
         return kinds if self.server_trusted else {"server": SERVER} | kinds
+
+
+@dataclass(frozen=True)
+class TopologyPlugin:
+    """A topology of another package."""
+
+    build: Callable[..., Topology]
+    """(settings, *, clients, place, labels, streams) -> the topology."""
+    like: str = ""
+    """"star": algorithms that run on a star run on this too, and its shape is checked. Otherwise an algorithm must name
+    it.
+    """

@@ -14,7 +14,7 @@ SAME = "clients of the same cluster"
 ELSEWHERE = "clients of other clusters"
 AUTO = "auto"
 
-KEYS = ["count"]
+KEYS = ["count", "candidates"]
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Clusters(Steady):
         everyone = frozenset(names)
         same = (Line(names[n], (everyone - mates[now[n]]) | {names[n]}) for n in observers)
         others = (Line(names[n], mates[now[n]]) for n in observers)
-        found = {SAME: _with_subjects(same, self.clients), ELSEWHERE: _with_subjects(others, self.clients)}
-        found |= {"public": (Line(PUBLIC),)}
-        return found if self.server_trusted else {"server": (Line(SERVER),)} | found
+        result = {SAME: _with_subjects(same, self.clients), ELSEWHERE: _with_subjects(others, self.clients)}
+        result |= {"public": (Line(PUBLIC),)}
+        return result if self.server_trusted else {"server": (Line(SERVER),)} | result
 
 
 def _with_subjects(lines: Any, clients: int) -> tuple[Line, ...]:
@@ -94,11 +94,23 @@ def build_clusters(
     labels: Labels | None = None,
     streams: Streams | None = None,
 ) -> Clusters:
-    """Return the clusters of `[topology]`: count = 4, or "auto"."""
+    """Return the clusters of `[topology]`: count = 4, or "auto" over `candidates`."""
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, "clusters have no such setting", did_you_mean(key, KEYS))
+    read_candidates(settings, clients)  # validates them
     return Clusters(clients, cluster_count(settings, clients), place == "server")
+
+
+def read_candidates(settings: Mapping[str, Any], clients: int) -> tuple[int, ...]:
+    """Return the numbers of clusters that `count = "auto"` tries, the set S of eq. (11); empty for the default."""
+    given = settings.get("candidates", [])
+    if given and settings.get("count", AUTO) != AUTO:
+        invalid("topology.candidates", given, f"count = {settings['count']} is given", "leave out one of the two")
+    whole = isinstance(given, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in given)
+    if not whole or any(not 2 <= n <= clients for n in given):
+        invalid("topology.candidates", given, f"is a list of whole numbers from 2 to {clients}", "e.g. [2, 3, 4]")
+    return tuple(dict.fromkeys(given))
 
 
 def cluster_count(settings: Mapping[str, Any], clients: int) -> int | None:

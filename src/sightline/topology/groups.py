@@ -124,8 +124,8 @@ class Schedule:
             if after.since <= before.since:
                 invalid("schedule.from", after.since, f"comes after {before.since}", "list the changes in order")
             if len(after.groups) != len(before.groups):
-                law = f"every entry lists all {len(before.groups)} groups"
-                invalid("schedule.groups", len(after.groups), law, "an empty list is a group without members")
+                reason = f"every entry lists all {len(before.groups)} groups"
+                invalid("schedule.groups", len(after.groups), reason, "an empty list is a group without members")
         for era in self.eras:
             self._check_era(era)
         self._check_factors()
@@ -161,11 +161,11 @@ class Schedule:
     @cached_property
     def membership(self) -> NDArray[np.bool_]:
         """Return who is in which group, shape (eras, workers, groups)."""
-        found = np.zeros((len(self.eras), self.workers, self.count), dtype=bool)
-        for place, era in enumerate(self.eras):
+        result = np.zeros((len(self.eras), self.workers, self.count), dtype=bool)
+        for index, era in enumerate(self.eras):
             for number, group in enumerate(era.groups):
-                found[place, list(group), number] = True
-        return found
+                result[index, list(group), number] = True
+        return result
 
     @cached_property
     def classes(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
@@ -237,11 +237,11 @@ def read_numbers(name: str, value: Any) -> tuple[float, ...] | None:
     """Return a list of numbers as floats; None stays None. Raises for anything else."""
     if value is None:
         return None
-    found = _read_list(name, value)
-    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in found):
+    result = _read_list(name, value)
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in result):
         invalid(name, value, "is a list of numbers, one for each group")
     try:
-        return tuple(float(v) for v in found)
+        return tuple(float(v) for v in result)
     except OverflowError:
         invalid(name, value, "holds a number that is too large")
 
@@ -328,7 +328,7 @@ class Groups:
         return self.channels[0]
 
     @property
-    def gathers(self) -> tuple[Channel, ...]:
+    def gathering_channels(self) -> tuple[Channel, ...]:
         """Return the first group."""
         return (self.top,)
 
@@ -384,11 +384,11 @@ class Groups:
             for observer in names[np.flatnonzero(class_of == number)[:2]].tolist():
                 everyone.append(Line(observer, frozenset({observer})))
                 outside.append(Line(observer, mates | {observer}))
-        found = {EVERYONE: tuple(everyone)} if self.schedule.workers > 1 else {}
+        result = {EVERYONE: tuple(everyone)} if self.schedule.workers > 1 else {}
         # A line that exempts every worker has no subject; its epsilon of 0 would say nothing.
         left = tuple(line for line in outside if len(line.exempt) < self.schedule.workers)
-        found |= {OUT_OF_GROUP: left} if left else {}
-        return found if self.masters_trusted else found | {"masters": tuple(map(Line, self.masters))}
+        result |= {OUT_OF_GROUP: left} if left else {}
+        return result if self.masters_trusted else result | {"masters": tuple(map(Line, self.masters))}
 
 
 def group_name(number: int) -> str:
@@ -424,8 +424,8 @@ def build_groups(
 def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
-        law = "one of structure and file says who is in which group"
-        invalid("topology.structure", structure or "missing", law, 'e.g. structure = "ring"')
+        reason = "one of structure and file says who is in which group"
+        invalid("topology.structure", structure or "missing", reason, 'e.g. structure = "ring"')
     if file is not None:
         return read_schedule(file)
     if structure == "labels":

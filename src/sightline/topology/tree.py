@@ -71,13 +71,13 @@ class Tree(Steady):
         if self.noise is Noise.CLOUD:
             for node in self.nodes:
                 if not node.trusted:
-                    law = f"{node.name} is not trusted and would see clean updates on their way to the cloud"
-                    refuse("privacy.where", "server", law, 'use where = "edge", or trusted = 1.0')
+                    reason = f"{node.name} is not trusted and would see clean updates on their way to the cloud"
+                    refuse("privacy.where", "server", reason, 'use where = "edge", or trusted = 1.0')
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """Return every server below the cloud."""
-        return tuple(found for node in self.below for found in node.all())
+        return tuple(result for node in self.below for result in node.all())
 
     @cached_property
     def edges(self) -> tuple[Node, ...]:
@@ -133,7 +133,7 @@ class Tree(Steady):
         )
 
     @cached_property
-    def gathers(self) -> tuple[Channel, ...]:
+    def gathering_channels(self) -> tuple[Channel, ...]:
         """Return the channels where a global round is noised: the ends of trust, or edges whose devices add noise."""
         if self.noise is Noise.CLOUD:
             return (self.top,)
@@ -161,7 +161,7 @@ class Tree(Steady):
         """Return the servers level by level, the lowest first: each sends on to the one above it."""
         depth = {node.name: len(self.servers_above(node)) for node in self.nodes}
         levels = sorted(set(depth.values()), reverse=True)
-        return tuple(tuple(name for name, found in depth.items() if found == level) for level in levels)
+        return tuple(tuple(name for name, result in depth.items() if result == level) for level in levels)
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ class Tree(Steady):
 
 def check_tree(below: tuple[Node, ...], clients: int) -> None:
     """Raise unless every device has exactly one edge and every server has a unique name and something below it."""
-    nodes = [found for node in below for found in node.all()]
+    nodes = [result for node in below for result in node.all()]
     names = [node.name for node in nodes]
     for node in nodes:
         if names.count(node.name) > 1:
@@ -285,7 +285,7 @@ def build_tree(
     """Return the tree of an experiment file.
 
     `subnets = 10` (even) or `[5, 20, 25]`; `levels = [10, 2]` puts the ten edges below two regions; `trusted` is the
-    probability that a server is trusted, or a list of names.
+    probability that a server is trusted, one for each server, or a list of names.
     """
     for key, value in settings.items():
         if key not in KEYS:
@@ -354,19 +354,27 @@ def _node_name(level: int, number: int) -> str:
 def _with_trust(below: tuple[Node, ...], trusted: Any, streams: Streams | None) -> tuple[Node, ...]:
     """Return the servers with their trust."""
     names = [node.name for server in below for node in server.all()]
-    if isinstance(trusted, int | float) and not isinstance(trusted, bool) and 0 <= trusted <= 1:
+    each = list(trusted) if isinstance(trusted, list | tuple) else [trusted] * len(names)
+    if each and all(map(_is_probability, each)):
+        if len(each) != len(names):
+            reason = f"has {len(each)} probabilities for {len(names)} servers ({', '.join(names[:3])} ...)"
+            invalid("topology.trusted", list(each), reason, "give one for each server, or one for all")
         # One draw per server whatever the probability, so that a larger probability trusts a superset of servers.
         draws = (streams or Streams.from_seed(0)).rng(Purpose.TRUST).random(len(names))
-        chosen = {name for name, draw in zip(names, draws, strict=True) if draw < trusted}
+        chosen = {name for name, draw, p in zip(names, draws, each, strict=True) if draw < p}
     elif isinstance(trusted, list | tuple):
         for name in trusted:
             if name not in names:
                 invalid("topology.trusted", name, "no such server", did_you_mean(str(name), names))
         chosen = set(trusted)
     else:
-        law = "is the probability that a server is trusted, or a list of their names"
-        invalid("topology.trusted", trusted, law, 'e.g. 0.5 or ["edge-0"]')
+        reason = "is the probability that a server is trusted, one for each server, or a list of their names"
+        invalid("topology.trusted", trusted, reason, 'e.g. 0.5 or ["edge-0"]')
     return tuple(_with_trusted(node, chosen) for node in below)
+
+
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _with_trusted(node: Node, chosen: set[str]) -> Node:

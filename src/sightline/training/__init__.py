@@ -1,10 +1,11 @@
 """Local training: (start vectors, shards, work) -> end vectors, by local SGD or DP-SGD, and evaluation."""
 
+from sightline.training.call import LocalTask
 from sightline.training.dispatch import clipping_note
 from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd
-from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model
+from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model, predict_examples
 from sightline.training.local_sgd import train_local
-from sightline.training.local_work import Adam, LocalTask, LocalTerms, LocalWork, RateSchedule
+from sightline.training.local_work import Adam, LocalTerms, LocalWork, RateSchedule
 
 __all__ = [
     "Adam",
@@ -18,5 +19,6 @@ __all__ = [
     "dp_sgd",
     "evaluate_many",
     "evaluate_model",
+    "predict_examples",
     "train_local",
 ]

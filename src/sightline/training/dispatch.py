@@ -10,23 +10,24 @@ from torch import Tensor
 
 from sightline.errors import SightlineError, invalid
 from sightline.models.certificate import Objection, certificate_of
-from sightline.models.flat import CPU, FlatModel, flatten_module, probe_inputs
-from sightline.models.mixing import mixing_layer, unknown_part
+from sightline.models.flat import CPU, FlatModel, flatten_module, mixing_layer, probe_inputs, unknown_part
 from sightline.models.task import probe_targets
 from sightline.training.clipping import clipped_rows
 from sightline.training.fast.autograd_worker import AutogradWorker, NoClippingRule
-from sightline.training.fast.bf16_chain import HalfChainWorker, rows_of
-from sightline.training.fast.conv_stack import CLIENT_FLOATS, GROUP_FLOATS, ConvStack, Part, conv_parts, patch_floats
-from sightline.training.fast.dense_stack import (
-    ChainWorker,
-    DenseSlots,
-    DenseStack,
-    chain_of,
-    dense_slots,
-    has_convolutions,
-)
+from sightline.training.fast.chains import ChainWorker, Convolution, chain_of
 from sightline.training.fast.graph_worker import GraphWorker, agrees_with_examples, close_by_tensor
 from sightline.training.fast.stacked import Builder
+from sightline.training.fast.stacks import (
+    CLIENT_FLOATS,
+    GROUP_FLOATS,
+    ConvStack,
+    DenseSlots,
+    DenseStack,
+    Part,
+    conv_parts,
+    dense_slots,
+    patch_floats,
+)
 from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
 from sightline.training.local_work import BY_RULE
 from sightline.training.machine import BF16, FLOAT32, check_bf16
@@ -60,13 +61,12 @@ def worker_for(model: FlatModel, record: str = BY_RULE.record, precision: str = 
     """Return the fastest worker that can train this model; the same object on every call in a thread.
 
     `record` is that of `Paths`: a hand-written chain with convolutions has one worker per record, every other model has
-    one worker for all. A worker with `precision` bf16 takes plain steps, and private steps where `half_worker` allows
-    it.
+    one worker for all. A worker with `precision` bf16 takes plain steps only.
     """
     known, kind = BENCH.workers.setdefault(model, {}), (record, precision)
     if kind not in known:
         if precision != FLOAT32:
-            known[kind] = half_worker(model, record)
+            known[kind] = half_worker(model)
         else:
             known[kind] = choose_worker(model) if record == BY_RULE.record else record_worker(model, record)
     return known[kind]
@@ -75,38 +75,34 @@ def worker_for(model: FlatModel, record: str = BY_RULE.record, precision: str = 
 def record_worker(model: FlatModel, record: str) -> GradientWorker:
     """Return the chain worker with this record of per-example gradients, or the default one if its probe fails."""
     by_rule = worker_for(model)
-    if not isinstance(by_rule, ChainWorker) or not has_convolutions(by_rule):
+    # Only convolutions have several kinds of records.
+    if not isinstance(by_rule, ChainWorker) or not any(isinstance(layer, Convolution) for layer in by_rule.layers):
         return by_rule
     worker = ChainWorker(model, record)
     return worker if agrees_with_definition(worker) else by_rule
 
 
-def half_worker(model: FlatModel, record: str = BY_RULE.record) -> GradientWorker:
-    """Return the worker that computes products and convolutions in bfloat16; raise if the model has none.
+def half_worker(model: FlatModel) -> GradientWorker:
+    """Return the worker that takes plain steps under torch's autocast to bfloat16; raise if the model has none.
 
     Guarantees: bfloat16 kernels have run in a child process on this machine; the gradient of a probe is close to the
-    float32 gradient. Only `HalfChainWorker` clips per example: for the other workers it is not shown that an example
-    leaves the gradients of all others unchanged.
+    float32 gradient. It never clips per example: `dp_sgd` refuses bfloat16.
     """
     if model.device.type != "cpu":
         invalid("local.precision", BF16, f"is for the CPU, not {model.device.type}", 'use precision = "float32"')
     check_bf16()
-    exact = worker_for(model, record)
-    worker: GradientWorker
-    if isinstance(exact, ChainWorker):
-        worker = HalfChainWorker(model, record)
-    else:
-        worker = GraphWorker(model, exact.certificate) if isinstance(exact, GraphWorker) else GradientWorker(model)
-    worker.precision = BF16
+    exact = worker_for(model)
+    worker = GraphWorker(model, exact.certificate) if isinstance(exact, GraphWorker) else GradientWorker(model)
+    worker.precision, worker.channels_last = BF16, exact.channels_last
     try:
-        far = half_distance(worker, exact)
+        apart = half_distance(worker, exact)
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:120]
         invalid("local.precision", BF16, f"{model.name} does not run in it ({cause})", 'use precision = "float32"')
     # Written so that NaN fails the comparison too.
-    if not far <= MOST_APART:
-        law = f"the gradient of {model.name} would be {far:.0%} off"
-        invalid("local.precision", BF16, law, 'use precision = "float32"')
+    if not apart <= MOST_APART:
+        reason = f"the gradient of {model.name} would be {apart:.0%} off"
+        invalid("local.precision", BF16, reason, 'use precision = "float32"')
     return worker
 
 
@@ -129,23 +125,6 @@ def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
     if isinstance(worker, GraphWorker) and worker.dropout:
         return 0.0 if bool(torch.isfinite(found[0]).all()) else float("inf")
     return float((found[0] - found[1]).norm() / found[1].norm().clamp_min(1e-30))
-
-
-def require_clipping(worker: GradientWorker) -> GradientWorker:
-    """Return the worker; raise if it may not clip per example in its precision."""
-    if worker.precision != FLOAT32 and not isinstance(worker, HalfChainWorker):
-        law = f"per-example clipping in it is for chains of dense and convolutional layers, not {worker.model.name}"
-        invalid("local.precision", BF16, law, 'use precision = "float32", or unit = "client"')
-    return worker
-
-
-def check_precision(model: FlatModel, *, private: bool) -> None:
-    """Raise unless this model trains in bfloat16 here, with per-example clipping if `private`."""
-    worker = half_worker(model)
-    if private:
-        require_clipping(worker)
-    if private and isinstance(worker, HalfChainWorker):
-        worker.require_alike(rows_of(1))
 
 
 def clipping_note(model: FlatModel) -> str | None:
@@ -253,8 +232,8 @@ def device_worker(model: FlatModel) -> GradientWorker:
         way_out = 'use device = "cpu"; tensors that forward makes belong on the device of its input'
         invalid("device", model.device.type, f"{model.name} does not run there ({cause})", way_out)
     if not agrees:
-        law = f"the gradients of {model.name} are not those that it has on the CPU"
-        invalid("device", model.device.type, law, 'use device = "cpu"')
+        reason = f"the gradients of {model.name} are not those that it has on the CPU"
+        invalid("device", model.device.type, reason, 'use device = "cpu"')
     return worker
 
 

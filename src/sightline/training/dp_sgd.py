@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data.federation import Shard, Targets
+from sightline.errors import invalid
 from sightline.models.flat import FlatModel
-from sightline.training.dispatch import dense_layers, require_clipping, worker_for
+from sightline.training.dispatch import dense_layers, worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings, Views, check_clip_norm, clipped_sum_of_views
 from sightline.training.fast.stacked import Block, private_stacked
 from sightline.training.gradients import GradientWorker, own_dropout
@@ -47,8 +48,10 @@ def dp_sgd(
     terms = terms or LocalTerms()
     per_client = {name: value for name, value in vars(how).items() if name not in ("clip_norm", "views")}
     check_clients(model, starts, terms, len(shards), **per_client)
+    if work.precision != FLOAT32:
+        invalid("local.precision", work.precision, "examples are clipped in float32", 'use precision = "float32"')
     layers, clients = dense_layers(model), range(len(shards))
-    if layers is None or how.views is not None or work.precision != FLOAT32:
+    if layers is None or how.views is not None:
         return private_loop(model, starts, shards, work, terms, how, clients)
     heavy = [c for c in clients if how.sample_rates[c] * len(shards[c]) * model.parameters > HEAVY]
     light = sorted(set(clients) - set(heavy))
@@ -68,7 +71,7 @@ def private_loop(
     clients: Sequence[int],
 ) -> Iterator[Block]:
     """Train one client after the other on one worker."""
-    worker = require_clipping(worker_for(model, work.paths.record, work.precision))
+    worker = worker_for(model, work.paths.record)
     for block in client_blocks(clients, model.parameters):
         ends = torch.empty(len(block), model.parameters)
         for row, client in enumerate(block.tolist()):

@@ -212,8 +212,10 @@ smaller ball."""
 def check_clip_norm(clip_norm: float) -> None:
     """Raise for a clip norm that float32 norms cannot be compared with."""
     if not SMALLEST_CLIP_NORM <= clip_norm < np.inf:
-        law = f"a clip norm is a number from {SMALLEST_CLIP_NORM:g} on: float32 has no norms of much smaller gradients"
-        invalid("clip_norm", clip_norm, law)
+        reason = (
+            f"a clip norm is a number from {SMALLEST_CLIP_NORM:g} on: float32 has no norms of much smaller gradients"
+        )
+        invalid("clip_norm", clip_norm, reason)
 
 
 @dataclass(frozen=True, eq=False)

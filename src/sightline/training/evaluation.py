@@ -1,6 +1,6 @@
 """Loss and metrics of models on shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,8 @@ from sightline.errors import invalid
 from sightline.models.flat import FlatModel
 from sightline.models.task import Task
 from sightline.training.dispatch import dense_layers, worker_for
-from sightline.training.fast.dense_stack import DenseSlots, DenseStack
 from sightline.training.fast.stacked import ExamplePile, group_clients, whole_shards
+from sightline.training.fast.stacks import DenseSlots, DenseStack
 from sightline.training.gradients import equal_chunks
 from sightline.training.local_work import client_rows
 
@@ -54,8 +54,8 @@ def evaluate_many(
     Guarantees: entry i equals `evaluate_model(model, vectors[i], shards[i])` up to float32 rounding.
     """
     if tuple(vectors.shape) not in ((model.parameters,), (len(shards), model.parameters)):
-        law = f"has shape ({model.parameters},) or ({len(shards)}, {model.parameters})"
-        invalid("vectors", tuple(vectors.shape), law)
+        reason = f"has shape ({model.parameters},) or ({len(shards)}, {model.parameters})"
+        invalid("vectors", tuple(vectors.shape), reason)
     layers = dense_layers(model) if vectors.dim() == 2 else None
     if layers is not None:
         return evaluate_stacked(layers, model, vectors, shards)
@@ -102,24 +102,42 @@ def example_outcomes(
     model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return every example's loss, and its scores by the model's task."""
+    losses, scores = torch.empty(len(shard)), []
+    for some, outputs, y in _outputs_of(model, vector, shard, batch=batch, apart=apart):
+        with torch.no_grad():
+            losses[some] = model.task.losses(outputs, y)
+            scores.append(model.task.kind.scores(outputs, y))
+    return losses, torch.cat(scores) if scores else torch.empty(0, 0, dtype=torch.float64)
+
+
+def predict_examples(
+    model: FlatModel, vector: Tensor, shard: Shard, *, batch: int = BATCH, probabilities: bool = False
+) -> Tensor:
+    """Return what one model predicts for every example of a shard, by its task."""
+    rows = [
+        model.task.predictions(outputs.detach(), probabilities=probabilities)
+        for _, outputs, _ in _outputs_of(model, vector, shard, batch=batch)
+    ]
+    return torch.cat(rows) if rows else torch.empty(0)
+
+
+def _outputs_of(
+    model: FlatModel, vector: Tensor, shard: Shard, *, batch: int, apart: bool = False
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield the examples of each pass, the model's outputs for them, and their targets."""
     model.check_vector(vector)
     if batch < 1:
         invalid("batch", batch, "is a whole number >= 1")
     worker = worker_for(model)
     worker.weights.copy_(vector)
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
-    losses, scores = torch.empty(len(shard)), []
     # Language models output a vocabulary at every position: smaller passes keep the logits within memory.
     positions = max(1, int(np.prod(model.task.target_shape))) if model.task.name == "language" else 1
     fewer = min(batch, max(1, OUTPUT_FLOATS // (positions * model.classes)))
     for some in equal_chunks(len(shard), fewer):
         # Private choices rest on counts of right answers. With `apart` a user's own module cannot let one example
         # change the answers for others.
-        outputs = worker.logits(x[some], apart=apart)
-        with torch.no_grad():
-            losses[some] = model.task.losses(outputs, y[some])
-            scores.append(model.task.kind.scores(outputs, y[some]))
-    return losses, torch.cat(scores) if scores else torch.empty(0, 0, dtype=torch.float64)
+        yield some, worker.logits(x[some], apart=apart), y[some]
 
 
 def summarise_outcomes(task: Task, losses: Tensor, scores: Tensor) -> Evaluation:

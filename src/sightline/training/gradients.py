@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.errors import refuse
-from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
-from sightline.models.mixing import refuse_mixing_layers, unknown_part
+from sightline.models.flat import (
+    FlatModel,
+    bind_parameters,
+    flatten_module,
+    probe_inputs,
+    refuse_mixing_layers,
+    unknown_part,
+)
 from sightline.models.state import ModuleState, SavedAttributes, read_switches, refuse_change, same_numbers, warm_up
 from sightline.models.task import probe_targets
-from sightline.training.clipping import Balls, Clip, clipped_rows, clipped_rows_apart, square_norms
-from sightline.training.passes import Passes, fill_up
+from sightline.training.clipping import Balls, Clip, Passes, clipped_rows, clipped_rows_apart, fill_up, square_norms
 
 Rows = Callable[[nn.Module, FlatModel, Tensor, Tensor, Tensor], Tensor]
 """(module bound to the weights, model, weights, x, y) -> (batch, d)."""
@@ -56,8 +61,8 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
     """
     names = {id(one): name for name, one in module.named_parameters()}
     everywhere = {
-        f"{place}.{word}".lstrip("."): tensors[names[id(one)]]
-        for place, layer in module.named_modules()
+        f"{prefix}.{word}".lstrip("."): tensors[names[id(one)]]
+        for prefix, layer in module.named_modules()
         for word, one in layer._parameters.items()
         if one is not None and names[id(one)] in tensors
     }
@@ -137,7 +142,7 @@ class GradientWorker:
     """
 
     channels_last = False
-    """Whether images of private passes are stored in channels_last order."""
+    """Whether images are stored in channels_last order."""
     precision = "float32"
     """`bf16` differentiates the module under torch's autocast in plain steps; outputs and losses are float32."""
 
@@ -179,7 +184,8 @@ class GradientWorker:
 
     def inputs(self, x: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
         """Return a shard's inputs in the memory layout of this worker, with examples on the first axis."""
-        return self.place_tensor(torch.from_numpy(np.ascontiguousarray(x)))
+        tensor = torch.from_numpy(np.ascontiguousarray(x))
+        return self.place_tensor(as_channels_last(tensor) if self.channels_last else tensor)
 
     def place_tensor(self, tensor: Tensor) -> Tensor:
         """Return a host tensor on the worker's device, without waiting for pending work there."""
@@ -198,9 +204,9 @@ class GradientWorker:
             self.refuse_if_changed("its own weights" if bool(self.moved) else None)
         return found.cpu()
 
-    def refuse_if_changed(self, place: str | None) -> None:
-        """Raise if a pass changed the module's state, or if `place` names a change."""
-        changed = None if self.state is None else self.state.find_change() or place
+    def refuse_if_changed(self, change: str | None) -> None:
+        """Raise if a pass changed the module's state, or if `change` names a change."""
+        changed = None if self.state is None else self.state.find_change() or change
         if changed is not None:
             refuse_change(self.model, changed)
 
@@ -273,7 +279,7 @@ class GradientWorker:
         `Balls`, the tensors of each ball are clipped to its own radius.
 
         Guarantees: the module gets one example at a time, so no example can reach another's g_j, which also has the
-        same bits in any batch (see `passes`). A non-finite g_j contributes zero. Memory is bounded for any batch size.
+        same bits in any batch (see `Passes`). A non-finite g_j contributes zero. Memory is bounded for any batch size.
         """
         refuse_mixing_layers(self.module)
         alone = self.works_alone()
@@ -431,6 +437,14 @@ ROW_BYTES = 1 << 26
 
 MOST_ROWS = 512
 """Most examples differentiated at once: activations between the layers take memory too."""
+
+
+def as_channels_last(x: Tensor) -> Tensor:
+    """Return the images with channels_last strides, even if one channel makes both orders look alike."""
+    _, channels, height, width = x.shape
+    if channels == 1:
+        return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def equal_chunks(length: int, size: int) -> Iterator[slice]:

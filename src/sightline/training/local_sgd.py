@@ -13,7 +13,6 @@ from sightline.errors import invalid
 from sightline.models.flat import FlatModel
 from sightline.training.compiled.kernels import WalkKernel, train_compiled, train_walked, walk_kernel_for
 from sightline.training.dispatch import stacking_for, worker_for
-from sightline.training.fast.dense_stack import ChainWorker
 from sightline.training.fast.stacked import Block, StackWalk, train_stacked, width_of
 from sightline.training.gradients import GradientWorker, own_dropout
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows, shuffled_batches, steps_of
@@ -53,7 +52,7 @@ def train_local(
     if takes_compiled_walk(model, work):
         return chain.from_iterable(train_walked(walk, block) for block in client_blocks(clients, model.parameters))
     stacking = stacking_for(model)
-    if stacking is not None and stacking.floats and work.paths.plain in ("loop", "folded"):
+    if stacking is not None and stacking.floats and work.paths.plain == "loop":
         # The recorded paths ask for one client after the other.
         stacking = None
     # Each client is stacked or not by its own batch width. With one thread and MKL's reproducible mode its end has the
@@ -76,10 +75,7 @@ def train_in_turn(walk: StackWalk, clients: Sequence[int]) -> Iterator[Block]:
     worker = worker_for(walk.model, precision=walk.work.precision)
     for block in client_blocks(clients, walk.model.parameters):
         ends = torch.empty(len(block), walk.model.parameters)
-        if isinstance(worker, ChainWorker) and folds_steps(walk):
-            train_folded(walk, worker, block.tolist(), ends)
-        else:
-            train_each(walk, worker, block.tolist(), ends)
+        train_each(walk, worker, block.tolist(), ends)
         yield block, ends
 
 
@@ -91,31 +87,6 @@ def train_each(walk: StackWalk, worker: GradientWorker, clients: Sequence[int], 
         with own_dropout(worker, walk.rngs[client]):
             descend_client(worker, descent, walk.shards[client], walk.steps[client], walk.rngs[client])
         ends[row] = worker.hand_back(worker.weights)
-
-
-def folds_steps(walk: StackWalk) -> bool:
-    """Return whether SGD steps are folded into the backward products: requested, and nothing but plain SGD."""
-    work, terms = walk.work, walk.terms
-    more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
-    held = terms.proximal or terms.linear is not None or terms.mask is not None
-    return work.paths.plain == "folded" and not more and not held
-
-
-def train_folded(walk: StackWalk, worker: ChainWorker, clients: Sequence[int], ends: Tensor) -> None:
-    """Train one client after the other, each in its own row of `ends`, without writing gradients."""
-    own = worker.weights
-    try:
-        for row, client in enumerate(clients):
-            ends[row] = client_rows(walk.starts, client)
-            worker.train_at(ends[row])
-            shard, work = walk.shards[client], walk.work
-            x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
-            for batch in shuffled_batches(len(shard), work, walk.steps[client], walk.rngs[client]):
-                some = slice(None) if batch is None else torch.from_numpy(batch)
-                worker.descend(x[some], y[some], work.learning_rate)
-    # The worker is shared by later calls: its layers must not keep pointing at this block's rows.
-    finally:
-        worker.train_at(own)
 
 
 def descend_client(
@@ -145,8 +116,8 @@ def check_clients(model: FlatModel, starts: Tensor, terms: LocalTerms, clients: 
         if tensor is None:
             continue
         if tuple(tensor.shape) not in ((model.parameters,), (clients, model.parameters)):
-            law = f"has shape ({model.parameters},) or ({clients}, {model.parameters})"
-            invalid(name, tuple(tensor.shape), law)
+            reason = f"has shape ({model.parameters},) or ({clients}, {model.parameters})"
+            invalid(name, tuple(tensor.shape), reason)
     for name, values in sequences.items():
         if values is not None and len(values) != clients:  # type: ignore[arg-type]
             invalid(name, len(values), f"has one entry for each of the {clients} clients")  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """What a client is asked to do: steps and loss terms, paths, batches of each step, and the optimiser's step."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import repeat
-from math import cos, inf, isfinite, pi, sqrt
+from math import cos, isfinite, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,7 @@ class Paths:
     """
 
     plain: str = "stack"
-    """Plain steps of convolutional chains: `stack` (clients stacked), `loop` (one after the other), `folded` (a loop
-    whose SGD steps are part of the backward products; `loop` where there is momentum, weight decay, Adam, a loss term
-    or a step norm), `compiled`."""
+    """Plain steps of convolutional chains: `stack` (clients stacked), `loop` (one after the other), `compiled`."""
     record: str = "unfold"
     """Per-example gradients of convolutions: `unfold` (patches and products) or `grouped` (one grouped convolution)."""
     noise: str = "torch"
@@ -44,7 +42,7 @@ BY_RULE = Paths()
 """The default paths, used where nothing was measured."""
 
 KNOWN = {
-    "plain": ("stack", "loop", "folded", "compiled"),
+    "plain": ("stack", "loop", "compiled"),
     "record": ("unfold", "grouped"),
     "noise": ("torch", "compiled"),
 }
@@ -182,94 +180,6 @@ class LocalTerms:
             invalid("proximal", self.proximal, "is a number >= 0")
         if self.anchor is not None and not self.proximal:
             invalid("anchor", tuple(self.anchor.shape), "has no effect while proximal is 0", "give proximal > 0")
-
-
-@dataclass(frozen=True, eq=False)
-class LocalTask:
-    """Requests of one training call to its clients; unset fields follow the experiment.
-
-    Guarantees: holds only numbers and public vectors, validated on construction, since a task may come from an
-    untrusted server.
-    """
-
-    steps: int | None = None
-    """Local steps, instead of epochs."""
-    most_steps: int | None = None
-    """The most steps that the round could have asked for; a segment of steps is claimed for this number."""
-    learning_rate: float | None = None
-    step_norm: float | None = None
-    """Radius of the ball onto which the gradient of every step is scaled."""
-    whole_batch: bool = False
-    """Whether every step uses the whole shard, regardless of the batch size."""
-    repeat: int = 1
-    """Number of rounds of work done in one call, by a client that receives nothing in between."""
-    proximal: float = 0.0
-    anchor: Tensor | None = None
-    linear: Tensor | None = None
-    mask: Tensor | None = None
-    """Terms of the local objective, see `LocalTerms`; each tensor is (d,) for all clients or (n, d)."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "most_steps", "repeat"):
-            count = getattr(self, name)
-            if count is not None and not (_is_number(count, int | np.integer) and count >= 1):
-                invalid(name, count, "is a whole number >= 1")
-        for name in ("learning_rate", "step_norm"):
-            number = getattr(self, name)
-            if number is not None and not (_is_number(number) and 0 < number < inf):
-                invalid(name, number, "is a positive number")
-        if not _is_number(self.proximal):
-            invalid("proximal", self.proximal, "is a number >= 0")
-        if not isinstance(self.whole_batch, bool):
-            invalid("whole_batch", self.whole_batch, "is true or false")
-        for name in ("anchor", "linear", "mask"):
-            if not isinstance(getattr(self, name), Tensor | None):
-                invalid(name, type(getattr(self, name)).__name__, "is a vector")
-        # Building the terms validates them.
-        self.add_linear(None)
-
-    def named_fields(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, by name."""
-        found = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
-        return {
-            name: value for name, (value, default) in found.items() if isinstance(value, Tensor) or value != default
-        }
-
-    def select_clients(self, places: list[int] | int) -> "LocalTask":
-        """Return the task of some of the clients: their rows of every per-client tensor."""
-
-        def rows(value: Tensor | None) -> Tensor | None:
-            return None if value is None else client_rows(value, places)
-
-        return replace(self, anchor=rows(self.anchor), linear=rows(self.linear), mask=rows(self.mask))
-
-    def adjust_work(self, work: LocalWork) -> LocalWork:
-        """Return the experiment's local work with the changes that this call asks for."""
-        asked = {"steps": self.steps, "learning_rate": self.learning_rate, "step_norm": self.step_norm}
-        changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-        if self.steps is not None:
-            changes["epochs"] = None
-        if self.whole_batch:
-            changes["batch_size"] = None
-        return replace(work, **changes)
-
-    def add_linear(self, linear: Tensor | None) -> LocalTerms:
-        """Return the terms of the local objectives; `linear` is the term from the clients' own state."""
-        if linear is not None and self.linear is not None:
-            invalid(
-                "linear", tuple(self.linear.shape), "what clients keep has a linear term too", "give one of the two"
-            )
-        return LocalTerms(self.proximal, self.anchor, self.linear if linear is None else linear, self.mask)
-
-
-def _is_number(value: Any, kinds: Any = int | float | np.integer | np.floating) -> bool:
-    """Return whether the value is a number of these kinds; booleans do not count."""
-    # bool is a subclass of int.
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-AS_PLANNED = LocalTask()
-"""A task without requests: everything follows the experiment."""
 
 
 def client_rows(value: Tensor, clients: "list[int] | int") -> Tensor:

@@ -176,14 +176,14 @@ def find_failure() -> str | None:
     Guarantees: only lasting outcomes are cached (computed, or killed) for this processor and version of torch. After
     any other failure the next process tries again.
     """
-    path, machine = cache_folder() / "bf16.json", name_machine()
-    known = read_outcomes(path)
-    if machine in known:
-        return known[machine] or None
+    work = f"bfloat16 {digest_processor()}"
+    known = recall_measured(work)
+    if known is not None and isinstance(known.get("failure"), str):
+        return known["failure"] or None
     failure, lasting = try_kernels()
     # Lack of memory or time may be temporary; only outcomes that would repeat are cached.
     if lasting:
-        keep_outcomes(path, known | {machine: failure or ""})
+        keep_measured(work, {"failure": failure or ""}, stale=known)
     return failure
 
 
@@ -202,29 +202,10 @@ def try_kernels() -> tuple[str | None, bool]:
     return None, True
 
 
-def name_machine() -> str:
-    """Return a key for the processor with all its features and the version of torch."""
+def digest_processor() -> str:
+    """Return a digest of the processor with all its features, of which `machine_key` has a few."""
     words = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         words += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return f"torch {torch.__version__} {hashlib.blake2b(repr(words).encode(), digest_size=12).hexdigest()}"
-
-
-def read_outcomes(path: Path) -> dict[str, str]:
-    """Return the cached outcomes; {} if the file is missing or malformed."""
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return {name: word for name, word in found.items() if isinstance(word, str)}
-    return {}
-
-
-def keep_outcomes(path: Path, outcomes: dict[str, str]) -> None:
-    """Write the outcomes atomically; if that fails, the next process tries again."""
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.touch(mode=0o644)
-        fresh.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
-        fresh.replace(path)
+    return hashlib.blake2b(repr(words).encode(), digest_size=12).hexdigest()

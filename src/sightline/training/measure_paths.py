@@ -112,11 +112,6 @@ def _has_loop(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     return small_convolutional(model) is not None
 
 
-def _has_folded(model: FlatModel, work: LocalWork, width: int | None) -> bool:
-    more = work.momentum or work.weight_decay or work.adam is not None or work.step_norm is not None
-    return not more and small_convolutional(model) is not None
-
-
 def _has_compiled_walk(model: FlatModel, work: LocalWork, width: int | None) -> bool:
     plain = work.adam is None and work.precision == "float32" and small_convolutional(model) is not None
     return plain and isinstance(walk_kernel_for(model), WalkKernel)
@@ -137,7 +132,6 @@ def _always(model: FlatModel, work: LocalWork, width: int | None) -> bool:
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("plain", "stack", _has_stack),
     Candidate("plain", "loop", _has_loop),
-    Candidate("plain", "folded", _has_folded),
     Candidate("plain", "compiled", _has_compiled_walk),
     Candidate("record", "unfold", _always),
     Candidate("record", "grouped", _has_grouped),

@@ -1,7 +1,7 @@
 """Clipped gradients of a user's own torch module and loss, for training loops outside Sightline."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,11 +18,20 @@ from torch.utils._pytree import tree_leaves
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
-from sightline.models.flat import FlatModel, constants_of, flatten_module, layout_of, probe_inputs, trained_parameters
-from sightline.models.mixing import refuse_mixing_layers, unknown_part
+from sightline.models.flat import (
+    FlatModel,
+    constants_of,
+    flatten_module,
+    layout_of,
+    probe_inputs,
+    refuse_mixing_layers,
+    trained_parameters,
+    unknown_part,
+)
 from sightline.models.reach import UNSEEN
+from sightline.models.registry import NamedInputs, wrap_transformer
 from sightline.models.state import ModuleState, refuse_copy, refuse_memory
-from sightline.training.clipping import Clip
+from sightline.training.clipping import Clip, Passes
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import check_clip_norm
 from sightline.training.gradients import (
@@ -33,7 +42,6 @@ from sightline.training.gradients import (
     refuse_data,
     rows_agree,
 )
-from sightline.training.passes import Passes
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) of the rows of one example, usually one row -> its loss."""
@@ -42,7 +50,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 def clipped_gradient(
     model: nn.Module,
     loss: Loss | None,
-    x: Tensor,
+    x: Tensor | Mapping[str, Tensor],
     y: Tensor,
     clip_norm: float,
     *,
@@ -50,9 +58,10 @@ def clipped_gradient(
 ) -> dict[str, Tensor]:
     r"""Return sum_j g_j min(1, C / |g_j|) by parameter name, g_j being the gradient of loss(model(x_j), y_j).
 
-    `loss` is any function of (outputs, targets); None is cross entropy. It gets one example at a time, as a batch of
-    one, and so does a model that is not known to keep examples apart. Plain cross entropy on known layers takes the
-    fast paths. Frozen parameters have no entry. The sum has no noise: it is not private.
+    `x` may be a dictionary of tensors, which are the model's keyword arguments. `loss` is any function of (outputs,
+    targets), or of (logits, targets) for a model of Hugging Face; None is cross entropy. It gets one example at a time,
+    as a batch of one, and so does a model that is not known to keep examples apart. Plain cross entropy on known layers
+    takes the fast paths. Frozen parameters have no entry. The sum has no noise: it is not private.
 
     Guarantees: adding or removing one example moves the sum by at most C, over all parameters together. A non-finite
     g_j contributes zero. An empty batch gives zeros. The model, its gradients and its mode are left unchanged. Batch
@@ -65,9 +74,35 @@ def clipped_gradient(
     (['bias', 'weight'], True)
     """
     check_clip_norm(clip_norm)
-    check_batch(x, y)
-    own = own_module(model, loss, x, y)
-    return own.model.split(own.clipped_sum(flatten_module(model), x, y, clip_norm, rng=rng))
+    packed, parts = pack_inputs(x)
+    check_batch(packed, y)
+    own = own_module(model, loss, packed, y, parts)
+    return own.split(own.clipped_sum(flatten_module(model), packed, y, clip_norm, rng=rng))
+
+
+Parts = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of the parts of an example that is passed by keywords."""
+
+
+def pack_inputs(x: Any) -> tuple[Any, Parts | None]:
+    """Return a dictionary of tensors as one tensor, and its parts; anything else as it is, and None."""
+    if not isinstance(x, Mapping):
+        return x, None
+    for name, part in x.items():
+        if not isinstance(part, Tensor) or not part.dim():
+            reason = f"is a {type(part).__name__}, and a part of a batch is a tensor with one row per example"
+            invalid(f"x[{name!r}]", "not a tensor", reason, "remove it from the data set, or make it a tensor")
+    if not x:
+        invalid("x", "{}", "a batch has inputs beside its labels")
+    first = next(iter(x.values()))
+    # One tensor of one type: everything that is known of examples holds for the whole of an example's inputs.
+    kinds = {name: part.is_floating_point() for name, part in x.items()}
+    if len({*kinds.values()}) > 1 or any(len(part) != len(first) for part in x.values()):
+        names = ", ".join(f"{name} {part.dtype} {tuple(part.shape)}" for name, part in x.items())
+        reason = f"parts of a batch have one row per example, and all whole numbers or all float32 ({names})"
+        invalid("x", [*x], reason, "convert them in the data set")
+    whole = torch.cat([part.reshape(len(part), -1) for part in x.values()], 1)
+    return whole, tuple((name, tuple(part.shape[1:])) for name, part in x.items())
 
 
 def check_batch(x: Any, y: Any) -> None:
@@ -179,11 +214,11 @@ class LossWorker(GradientWorker):
         self.renew()
         with super().watched():
             yield
-        place = before.find_change(self.held)
-        if place is not None:
-            does = "may change" if UNSEEN in place else "changes"
-            law = f"computing it {does} {place}: what it keeps of one example would reach the next"
-            refuse("loss", self.loss.name, law, "keep nothing")
+        changed = before.find_change(self.held)
+        if changed is not None:
+            does = "may change" if UNSEEN in changed else "changes"
+            reason = f"computing it {does} {changed}: what it keeps of one example would reach the next"
+            refuse("loss", self.loss.name, reason, "keep nothing")
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """Write the clipped sum of examples with equal numbers of rows to `gradient`."""
@@ -275,6 +310,12 @@ class OwnModule:
     shape: tuple[Any, ...]
     targets: Tensor
     """An empty slice of the targets: their type and shape."""
+    prefix: str = ""
+    """What the working copy puts before the names of the user's parameters."""
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the parts of a vector by the names that the parameters have in the user's module."""
+        return {name.removeprefix(self.prefix): part for name, part in self.model.split(vector).items()}
 
     def clipped_sum(
         self,
@@ -322,8 +363,8 @@ class OwnModule:
 
     def _check_labels(self, y: Tensor) -> None:
         if not isinstance(self.worker, LossWorker) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
-            law = f"a label is a whole number from 0 to {self.classes - 1}, as many as the model has outputs"
-            invalid("y", f"{int(y.min())} to {int(y.max())}", law)
+            reason = f"a label is a whole number from 0 to {self.classes - 1}, as many as the model has outputs"
+            invalid("y", f"{int(y.min())} to {int(y.max())}", reason)
 
     @property
     def classes(self) -> int:
@@ -346,34 +387,42 @@ def rows_by_count(counts: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
 OWN: WeakKeyDictionary[nn.Module, OwnModule] = WeakKeyDictionary()
 
 
-def own_module(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor) -> OwnModule:
-    """Return the module taken over as it is now; cached while nothing but its weights changes."""
+def own_module(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, parts: Parts | None = None) -> OwnModule:
+    """Return the module taken over as it is now; cached while nothing but its weights changes.
+
+    With `parts`, x holds the parts of a dictionary, which the module gets by keywords.
+    """
     if not isinstance(module, nn.Module):
         invalid("model", type(module).__name__, "is no torch.nn.Module")
-    shape = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype, tuple(n for n, _ in trained_parameters(module)))
+    trained = tuple(name for name, _ in trained_parameters(module))
+    shape = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype, trained, parts)
     known = OWN.get(module)
     # A changed setting, buffer or frozen weight would make the copy another model than the user's.
     if known is None or known.loss.given is not loss or known.shape != shape or known.state.find_change() is not None:
-        OWN[module] = known = take_over(module, loss, x, y, shape)
+        OWN[module] = known = take_over(module, loss, x, y, shape, parts)
     return known
 
 
-def take_over(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape: tuple[Any, ...]) -> OwnModule:
+def take_over(
+    module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, shape: tuple[Any, ...], parts: Parts | None = None
+) -> OwnModule:
     """Check a module and its loss, copy the module, and choose how clipped sums are computed."""
     check_module(module, loss)
     state = ModuleState(module, [name for name, _ in trained_parameters(module)])
-    model, outputs = flat_copy(module, x)
+    called = wrap_transformer(module) if parts is None else NamedInputs(module, parts)
+    prefix = "" if called is module else "model."
+    model, outputs = flat_copy(called, x)
     one = OneLoss(loss)
     if unknown_part(module) is not None or not one.plain:
         blame = ("loss", one.name) if unknown_part(module) is None else None
         refuse_memory(model, probe_loss(one, y), blame)
     labels = y.dtype == torch.int64 and y.dim() == 1
     if one.plain and labels and outputs is not None and outputs.dim() == 2:
-        return OwnModule(model, one, worker_for(model), state, shape, y[:0])
+        return OwnModule(model, one, worker_for(model), state, shape, y[:0], prefix)
     if loss is None:
         found = f"{y.dtype} {tuple(y.shape)}"
         invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {found}", "give the loss")
-    return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0])
+    return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0], prefix)
 
 
 def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:

@@ -5,7 +5,7 @@ A submodel is a smaller model of its own, so all workers and stacks serve it. No
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.data.federation import Shard, Targets
 from sightline.errors import invalid
+from sightline.events import Event
 from sightline.models.submodel import Splitting, Submodel
 from sightline.training.clipping import Balls, Clip
 from sightline.training.dispatch import worker_for
@@ -55,7 +56,7 @@ def train_parts(
             # Coordinates outside the part are copied from the start, never computed. The guarantee rests on them being
             # exactly unchanged: no optimiser term can reach them.
             whole = client_rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()
-            whole[:, sub.positions] = ends
+            whole[:, sub.trained] = ends if sub.moves is None else ends[:, sub.moves > 0]
             yield numbers, whole
 
 
@@ -90,14 +91,34 @@ class SubmodelClipping:
     """(d,) standard deviation of each coordinate's noise at noise multiplier 1."""
 
 
+class ModelParts(Protocol):
+    """A split model, its clip norms and its event, as the mechanism of a run states them."""
+
+    @property
+    def splitting(self) -> Splitting:
+        """The parts of the model, and how they are drawn."""
+
+    def event(self, noise_multiplier: float) -> Event:
+        """Return the event of a release against an observer that does not know the drawn parts."""
+
+    def noise_scale(self, clip_norm: float) -> Tensor:
+        """Return the (d,) standard deviation of the noise at noise multiplier 1."""
+
+    def clip_radii(self, clip_norm: float) -> SubmodelClipping:
+        """Return the clip norms and noise of local training."""
+
+
 def balls_of(splitting: Splitting, sub: Submodel, apart: SubmodelClipping) -> Clip:
     """Return how a submodel's per-example gradients are clipped: unsplit tensors separately from the part."""
-    if not splitting.unsplit:
+    if not splitting.unsplit and sub.moves is None:
         return apart.clip_norm
     # One joint clip would let the part's size scale the unsplit gradient, and the product of the two mechanisms would
-    # not apply.
+    # not apply. Tensors outside the part are in a ball of radius zero: they neither move nor count in another norm.
     ball_of = {slot.name: int(slot.name in splitting.unsplit) for slot in sub.model.layout}
-    return Balls((apart.clip_norm, apart.unsplit_clip_norm), ball_of)
+    if sub.moves is None:
+        return Balls((apart.clip_norm, apart.unsplit_clip_norm), ball_of)
+    held = {slot.name: 2 for slot in sub.model.layout if not bool(sub.moves[slot.start : slot.stop].any())}
+    return Balls((apart.clip_norm, apart.unsplit_clip_norm, 0.0), ball_of | held)
 
 
 def parted_gradient_sum(
@@ -113,11 +134,11 @@ def parted_gradient_sum(
     total = torch.zeros(splitting.whole.parameters)
     # One assignment per example and release, drawn from a secret stream: amplification by splitting rests on it.
     assigned = splitting.draw(len(y), rng=rng)
-    for sub, places, inputs in splitting.batches(assigned, x):
+    for sub, indices, inputs in splitting.batches(assigned, x):
         worker = worker_for(sub.model)
         worker.weights.copy_(weights[sub.positions])
         with own_dropout(worker, rng):
-            some = worker.place_tensor(torch.from_numpy(y[places]))
+            some = worker.place_tensor(torch.from_numpy(y[indices]))
             worker.clipped_sum(worker.inputs(inputs), some, balls_of(splitting, sub, apart))
         total[sub.positions] += worker.hand_back(worker.gradient)
     return total

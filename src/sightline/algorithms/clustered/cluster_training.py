@@ -11,7 +11,7 @@ from sightline.algorithms.contract import DERIVED, ClusterState, Round, State
 from sightline.config import Experiment
 from sightline.errors import invalid, refuse
 from sightline.mechanisms import Cohort, Public, combine_public
-from sightline.topology import Channel, client_name, cluster_channel, cluster_count
+from sightline.topology import Channel, client_name, cluster_channel, cluster_count, read_candidates
 
 SHARE = 0.03
 """Share of the total epsilon for one choice."""
@@ -26,6 +26,7 @@ class Selecting:
     selection_epsilon: float | None = None
     selection_rounds: int | None = None
     count: int | None = field(default=None, metadata={DERIVED: True})
+    candidates: tuple[int, ...] = field(default=(), metadata={DERIVED: True})
     rounds: int = field(default=0, metadata={DERIVED: True})
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ def complete_settings(settings: Any, experiment: Experiment) -> Any:
         selection_epsilon=epsilon,
         selection_rounds=experiment.rounds // SELECTING if rounds is None else rounds,
         count=cluster_count(experiment.topology.settings, experiment.data.clients),
+        candidates=read_candidates(experiment.topology.settings, experiment.data.clients),
         rounds=experiment.rounds,
     )
 

@@ -21,7 +21,7 @@ from sightline.algorithms.clustered.cluster_training import (
     refuse_trusted_server,
     train_clusters,
 )
-from sightline.algorithms.contract import DERIVED, Algorithm, Round, State
+from sightline.algorithms.contract import DERIVED, Algorithm, AlgorithmFacts, Round, State
 from sightline.config import Experiment
 from sightline.data.partition import cluster_of
 from sightline.errors import did_you_mean, invalid
@@ -63,20 +63,14 @@ def complete_oracle(settings: OracleClusters, experiment: Experiment) -> OracleC
     return replace(settings, known=tuple(int(number) for number in cluster_of(sizes)))
 
 
-SAYS_ORACLE = (
-    "Who belongs to which cluster is taken as known and public: an oracle to compare with, outside the guarantee."
-)
-
-ORACLE = Algorithm(
-    "oracle_clusters",
-    OracleClusters,
-    init_oracle,
-    run_oracle_round,
-    cluster_training.current_models,
-    says=SAYS_ORACLE,
+ORACLE_FACTS = AlgorithmFacts(
+    says="Who belongs to which cluster is taken as known and public: an oracle to compare with, outside the guarantee.",
     topologies=("clusters",),
     complete=complete_oracle,
-    found=cluster_training.cluster_state,
+    clusters=cluster_training.cluster_state,
+)
+ORACLE = Algorithm(
+    "oracle_clusters", OracleClusters, init_oracle, run_oracle_round, cluster_training.current_models, ORACLE_FACTS
 )
 
 
@@ -124,7 +118,7 @@ def complete_ifca(settings: IFCA, experiment: Experiment) -> IFCA:
     if settings.selection_rounds is None:
         first = min(max(experiment.rounds // SELECTING, 2), experiment.rounds) - 1
         rounds = experiment.rounds - 1 if settings.selects == "always" else first
-        return IFCA(whole.selection_epsilon, rounds, whole.count, whole.rounds, whole.selects)
+        return replace(whole, selection_rounds=rounds)
     return whole
 
 
@@ -134,21 +128,13 @@ def check_experiment(experiment: Experiment) -> None:
     refuse_no_answers("ifca", experiment)
 
 
-SAYS = (
-    "Clients tell the server which cluster they join by a private choice, which is counted with their updates. What is "
-    "said of clients of the same and of other clusters holds for the choices as they came out, and the worst of all "
-    "kinds holds whatever they are."
-)
-
-ALGORITHM = Algorithm(
-    "ifca",
-    IFCA,
-    init_state,
-    run_round,
-    cluster_training.current_models,
-    says=SAYS,
+FACTS = AlgorithmFacts(
+    says="Clients tell the server which cluster they join by a private choice, which is counted with their updates. "
+    "What is said of clients of the same and of other clusters holds for the choices as they came out, and the "
+    "worst of all kinds holds whatever they are.",
     check=check_experiment,
     topologies=("clusters",),
     complete=complete_ifca,
-    found=cluster_training.cluster_state,
+    clusters=cluster_training.cluster_state,
 )
+ALGORITHM = Algorithm("ifca", IFCA, init_state, run_round, cluster_training.current_models, FACTS)

@@ -29,12 +29,13 @@ from sightline.algorithms.clustered.cluster_training import (
 from sightline.algorithms.clustered.mixture import (
     KINDS,
     Mixture,
+    candidate_counts,
     confidence_by_count,
     fit_mixture,
     surest_mixture,
     switch_round,
 )
-from sightline.algorithms.contract import Algorithm, ClusterState, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, ClusterState, Round, State
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.mechanisms import Cohort, Public, combine_public
@@ -46,12 +47,13 @@ SEEDS = 2**31
 
 
 def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
-    """Train all present clients from the common start, every step on the whole shard, and release the noisy results.
+    """Train all present clients from the common start, by default on whole shards, and release the noisy results.
 
     The rest is the server's post-processing of released values: a mixture, its posteriors, the switch round E_c, and
     cluster models that start from the mean of their likeliest members' models.
     """
-    updates = r.train(cohort, state[START], whole_batch=True)
+    batch = {"whole_batch": True} if settings.first_batch is None else {"batch_size": settings.first_batch}
+    updates = r.train(cohort, state[START], **batch)  # b^1 of Lemma 4.2
     steps = r.release_each(updates)
     # A plan has no values to fit. It assumes what costs most: that there are clusters to choose from.
     mixture, curve = (
@@ -98,8 +100,9 @@ def fit_updates(steps: Sequence[Public], r: Round, settings: Any) -> tuple[Mixtu
     seed, clients = int(r.server_rng().integers(SEEDS)), len(steps)
     if settings.count is not None:
         return fit_mixture(points_of(settings.count), settings.count, seed=seed), []
-    tried = confidence_by_count(points_of, clients=clients, seed=seed)
-    return surest_mixture(points_of, clients=clients, seed=seed), list(tried.items())
+    counts = [count for count in settings.candidates or candidate_counts(clients) if count <= clients]
+    tried = confidence_by_count(points_of, clients=clients, seed=seed, counts=counts)
+    return surest_mixture(points_of, clients=clients, seed=seed, counts=counts), list(tried.items())
 
 
 def for_all(mixture: Mixture, present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
@@ -165,11 +168,16 @@ class RDPCFL(Selecting):
     """Settings of R-DPCFL: `points` are as many principal components as the centres span, two, or raw updates."""
 
     points: str = "spanning"
+    first_batch: int | None = None
+    """Batch size of round one, b^1; by default the whole shard."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if str(self.points) not in KINDS:
             invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
+        batch = self.first_batch
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+            invalid("algorithm.first_batch", batch, "is a whole number from 1", "leave it out for the whole shard")
 
 
 def init_state(start: Public, clients: range, settings: RDPCFL) -> State:
@@ -225,22 +233,14 @@ def check_experiment(experiment: Experiment) -> None:
         refuse("privacy.mechanism", experiment.privacy.mechanism, law, 'use mechanism = "gaussian"')
 
 
-SAYS = (
-    "Clusters are found from the noisy updates of round one: one release per client, and all that the server makes "
-    "of it is post-processing. Later choices of clusters are private too and counted. Who is in which cluster follows "
-    "from released values: what is said of clients of the same and of other clusters holds for the clusters as they "
-    "came out, and the worst of all kinds holds whatever they are."
-)
-
-ALGORITHM = Algorithm(
-    "rdpcfl",
-    RDPCFL,
-    init_state,
-    run_round,
-    cluster_training.current_models,
-    says=SAYS,
+FACTS = AlgorithmFacts(
+    says="Clusters are found from the noisy updates of round one: one release per client, and all that the server "
+    "makes of it is post-processing. Later choices of clusters are private too and counted. Who is in which "
+    "cluster follows from released values: what is said of clients of the same and of other clusters holds for "
+    "the clusters as they came out, and the worst of all kinds holds whatever they are.",
     check=check_experiment,
     topologies=("clusters",),
     complete=complete_settings,
-    found=mixture_state,
+    clusters=mixture_state,
 )
+ALGORITHM = Algorithm("rdpcfl", RDPCFL, init_state, run_round, cluster_training.current_models, FACTS)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.algorithms.contract import Algorithm, ChannelMean, Round, State
+from sightline.algorithms.contract import Algorithm, ChannelMean, Round, State, with_facts
 from sightline.algorithms.hierarchy.control_search import (
     Choice,
     Control,
@@ -29,10 +29,11 @@ def participation_rates(r: Round, trusted: int, untrusted: int) -> dict[str, flo
     """Return the participation rate of each channel for these numbers of devices per subnet, capped at the plan's."""
     wanted = {True: trusted, False: untrusted}
     asked = {}
-    for channel in (*r.channels, *r.gathers):
+    for channel in (*r.channels, *r.control.gathering_channels):
         subnets = sum(set(edge.members) <= set(channel.members) for edge in r.channels)
         # Never above the planned rate: releases claim the planned rate's event, which dominates lower rates only.
-        asked[channel.name] = min(r.most_often(channel), subnets * wanted[channel.trusted] / len(channel.members))
+        rate = subnets * wanted[channel.trusted] / len(channel.members)
+        asked[channel.name] = min(r.control.largest_rate(channel), rate)
     return asked
 
 
@@ -40,7 +41,7 @@ def price_interval(r: Round, aggregations: int) -> Prospects:
     """Return energy and delay of an interval: each local aggregation gathers once, and the edges send up once."""
 
     def cost(trusted: int, untrusted: int) -> tuple[float, float]:
-        gathering, lifting = r.price_rates(participation_rates(r, trusted, untrusted))
+        gathering, lifting = r.control.price_rates(participation_rates(r, trusted, untrusted))
         whole = gathering.times(aggregations) + lifting
         return whole.energy_joule, whole.delay_seconds
 
@@ -51,13 +52,13 @@ def price_interval(r: Round, aggregations: int) -> Prospects:
 
 def with_noise(costs: Prospects, r: Round) -> Prospects:
     """Return the prospects with term (b) of Theorem 4.3: sum_c share_c^2 z_c^2 / s_c^2, / s_c for an untrusted edge."""
-    shares = dict(zip((c.name for c in r.channels), r.channel_shares(r.channels), strict=True))
+    shares = dict(zip((c.name for c in r.channels), r.control.channel_shares(r.channels), strict=True))
 
     def noise(trusted: int, untrusted: int) -> tuple[float]:
         asked = participation_rates(r, trusted, untrusted)
         return (
             math.fsum(
-                (shares[c.name] * r.noise_multiplier(c)) ** 2
+                (shares[c.name] * r.control.noise_multiplier(c)) ** 2
                 / (asked[c.name] * len(c.members)) ** (2 if c.trusted else 1)
                 for c in r.channels
             ),
@@ -68,7 +69,7 @@ def with_noise(costs: Prospects, r: Round) -> Prospects:
 
 def most_devices(r: Round, *, trusted: bool) -> int:
     """Return the largest number of devices that any of these subnets may ask; zero without such subnets."""
-    found = [r.most_often(c) * len(c.members) for c in r.channels if c.trusted is trusted]
+    found = [r.control.largest_rate(c) * len(c.members) for c in r.channels if c.trusted is trusted]
     return max(1, math.floor(max(found) + 1e-9)) if found else 0
 
 
@@ -191,7 +192,7 @@ def largest_gamma(tau: float, rounds: int, smoothness: float) -> float:
 
 
 def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> Algorithm:
-    """Return the algorithm with its pace chosen before every round.
+    """Return the algorithm with its schedule chosen before every round.
 
     Guarantees: choices depend on released values and public facts only; participation, the length of an interval and
     the number of intervals never exceed what the noise was calibrated for.
@@ -204,7 +205,7 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
 
     def round_(state: State, r: Round, settings: Any) -> State:
         known = Progress.read(state, first)
-        aggregations = base.aggregations(settings, tau)
+        aggregations = base.facts.aggregations(settings, tau)
         left = max(1, total - int(known.steps_done))
         # Lengths and rates follow public costs and noise alone; estimates from released values only ever shorten the
         # step. So when the run ends, and how often a client is asked, does not depend on private data.
@@ -217,7 +218,7 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
         choice = search_choice(here, control.weights, left=left, taus=taus, planned_tau=tau, planned_steps=total)
         # The noise multiplier stays z: the noise is z times the sensitivity eta m G of the chosen steps.
         gamma = min(experiment.local.learning_rate, largest_gamma(choice.tau, rounds, known.beta))
-        r.set_pace(
+        r.control.set_schedule(
             LocalSchedule(choice.tau, gamma, participation_rates(r, choice.trusted, choice.untrusted)),
             most_steps=control.tau_max,
         )
@@ -227,18 +228,17 @@ def wrap_control(base: Algorithm, control: Control, experiment: Experiment) -> A
             state, r, base, replace(known, steps_done=known.steps_done + choice.tau), control
         )
 
-    return replace(
-        base,
-        round=round_,
+    return with_facts(
+        replace(base, round=round_),
         finished=lambda state: Progress.read(state, first).steps_done >= total,
         ending=f"algorithm.control chose longer intervals: all {total} planned local steps were done",
-        says=" ".join(filter(None, (base.says, SAYS))),
+        says=" ".join(filter(None, (base.facts.says, SAYS))),
     )
 
 
 def note_decision(r: Round, choice: Choice, gamma: float) -> None:
     """Write the decision into the round's metrics; all of it is public."""
-    r.note_metrics(
+    r.control.note_metrics(
         tau=choice.tau,
         devices_trusted=choice.trusted,
         devices_untrusted=choice.untrusted,
@@ -252,17 +252,18 @@ def note_decision(r: Round, choice: Choice, gamma: float) -> None:
 def update_control(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
     """Return the next state of control: steps done, the gradient read off the releases, and its point."""
     start = base.models(state, r.clients)
-    if not r.heard or not isinstance(start, Public):
+    means = r.control.channel_means
+    if not means or not isinstance(start, Public):
         return {PREFIX: now.to_vector(frozenset())}
-    shares = [r.channel_shares([mean.channel for mean in gathering]) for gathering in r.heard]
-    slope = of_round(r.heard, shares)
+    shares = [r.control.channel_shares([mean.channel for mean in gathering]) for gathering in means]
+    slope = of_round(means, shares)
     beta = secant_smoothness(state, slope, start, now)
-    zeta, sigma = estimate_diversity(r.heard[-1], shares[-1]), sgd_noise(r.heard)
-    r.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
+    zeta, sigma = estimate_diversity(means[-1], shares[-1]), sgd_noise(means)
+    r.control.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
     # The choice of the next round depends on these releases. The public model is computed from them as well, so every
     # observer of the choice is already charged for them.
-    sources = start.sources.union(*(mean.value.sources for gathering in r.heard for mean in gathering))
+    sources = start.sources.union(*(mean.value.sources for gathering in means for mean in gathering))
     return {
         PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
         GRADIENT: Public(slope.value, sources),

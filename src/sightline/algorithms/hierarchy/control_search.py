@@ -173,7 +173,7 @@ def check_control(experiment: Experiment, algorithm: Algorithm, control: Control
         invalid(name, experiment.topology.kind, law, 'use topology.kind = "tree"')
     if experiment.resources is None:
         invalid(name, "no [resources]", "energy and delay need a model", 'add [resources] model = "wireless"')
-    if algorithm.personal:
+    if algorithm.facts.personal:
         invalid(name, algorithm.name, "control needs one model for all", "choose another algorithm")
     if steps is None:
         invalid(name, "local.epochs", "control chooses the number of local steps", "give local.steps")

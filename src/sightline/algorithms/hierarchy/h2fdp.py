@@ -1,10 +1,11 @@
 """H2FDP: noise where trust ends in a hierarchy (Lin and Brinton, Algorithm 1), and its baselines."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sightline.algorithms.contract import Algorithm, Round, State
+from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, State, global_model, with_facts
 from sightline.config import Experiment
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.mechanisms import Cohort, Public, Updates, share_training, sum_weighted
@@ -18,17 +19,33 @@ SCHEDULES = {"inverse_sqrt": lambda k: 1 / math.sqrt(k + 1), "constant": lambda 
 class H2FDP:
     """Settings of H2FDP; tau is `local.steps`, gamma is `local.learning_rate`, G is `privacy.clip_norm`."""
 
-    local_aggregation: int = 5
-    """Steps from one aggregation to the next."""
+    local_aggregation: int | Sequence[int] = 5
+    """Steps from one aggregation to the next: one number, or one for each subnet (K_c^l)."""
     schedule: str = "inverse_sqrt"
+    subnet_weights: str | Sequence[float] = "data"
+    """Weights of the subnets in the global model: "data", "equal", or one number each."""
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.local_aggregation, int) and not isinstance(self.local_aggregation, bool)
-        if not whole or self.local_aggregation < 1:
-            invalid("algorithm.local_aggregation", self.local_aggregation, "is a whole number of steps >= 1", "e.g. 5")
+        for every in lengths_of(self.local_aggregation) or (None,):
+            if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+                invalid("algorithm.local_aggregation", every, "is a whole number of steps >= 1, or a list", "e.g. 5")
+        numbers = not isinstance(self.subnet_weights, str) and self.subnet_weights
+        if not (numbers and all(_is_weight(one) for one in numbers)) and self.subnet_weights not in ("data", "equal"):
+            law = 'is "data", "equal", or a positive number for each subnet'
+            invalid("algorithm.subnet_weights", self.subnet_weights, law, 'e.g. "equal"')
         if str(self.schedule) not in SCHEDULES:
             law = "no such step size schedule"
             invalid("algorithm.schedule", self.schedule, law, did_you_mean(str(self.schedule), list(SCHEDULES)))
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def lengths_of(local_aggregation: Any) -> tuple[Any, ...]:
+    """Return the lengths of segments that are given: one for all subnets, or one each."""
+    given = local_aggregation
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
 def init_state(start: Public, clients: range, settings: H2FDP) -> State:
@@ -37,27 +54,59 @@ def init_state(start: Public, clients: range, settings: H2FDP) -> State:
 
 
 def run_round(state: State, r: Round, settings: H2FDP) -> State:
-    """Lines 5-28: run one interval of tau steps in K_l segments, each released once; the last goes to the cloud."""
-    # The number of segments follows the planned steps, not the chosen pace: a round makes the same releases at any
-    # pace.
-    segments = segments_of(settings, r.planned.steps or 1)
-    work = plan_segment(r, settings, segments)
-    models = [state["model"]] * len(r.channels)
-    for _ in range(segments - 1):  # lines 9-16: local aggregations
-        updates = r.train(draw_cohort(r), start_models(r.channels, models), **work.asked)  # line 7, eqs. (7) and (8)
-        steps = r.release_means(share_training(updates, work.of(r.channels)))  # eqs. (9) and (10)
-        models = [model + step for model, step in zip(models, steps, strict=True)]
-    updates = r.train(r.sample(), start_models(r.channels, models), **work.asked)
-    return {"model": global_model(r, work, models, updates)}  # lines 19-28, eq. (14)
+    """Lines 5-28: run one interval of tau steps in segments, each released once; the last goes to the cloud."""
+    models, last = {c.name: state["model"] for c in r.channels}, []
+    for every, subnets in group_subnets(r, settings):
+        # The number of segments follows the planned steps, not the chosen ones: a round makes the same releases at any
+        # schedule.
+        segments = (r.control.planned.steps or 1) // every  # K_c^l + 1
+        work = plan_segment(r, settings, segments)
+        for _ in range(segments - 1):  # lines 9-16: local aggregations
+            updates = r.train(draw_cohort(r, subnets), start_models(subnets, models), **work.asked)  # eqs. (7) and (8)
+            steps = r.release_means(share_training(updates, work.of(subnets)))  # eqs. (9) and (10)
+            models |= {c.name: models[c.name] + step for c, step in zip(subnets, steps, strict=True)}
+        cohort = r.sample() if subnets == r.channels else draw_cohort(r, subnets)
+        updates = r.train(cohort, start_models(subnets, models), **work.asked)
+        last += share_training(updates, work.of(gathering_channels(r, subnets)))
+    return {"model": release_global(r, settings, models, last)}  # lines 19-28, eq. (14)
+
+
+def group_subnets(r: Round, settings: H2FDP) -> list[tuple[int, tuple[Channel, ...]]]:
+    """Return the lengths of segments, and the subnets with each."""
+    lengths = lengths_of(settings.local_aggregation)
+    if len(lengths) == 1:
+        return [(lengths[0], r.channels)]
+    _check_per_subnet(r, "local_aggregation", lengths)
+    groups: dict[int, tuple[Channel, ...]] = {}
+    for every, channel in zip(lengths, r.channels, strict=True):
+        groups[every] = (*groups.get(every, ()), channel)
+    return sorted(groups.items())
+
+
+def _check_per_subnet(r: Round, name: str, given: Sequence[object]) -> None:
+    """Raise unless there is one value for each subnet, and every subnet is summed by itself."""
+    if len(given) != len(r.channels):
+        law = f"has {len(given)} values for {len(r.channels)} subnets"
+        invalid(f"algorithm.{name}", list(given), law, "give one for each subnet")
+    if {c.name for c in r.control.gathering_channels} != {c.name for c in r.channels}:
+        law = "a trusted region sums several subnets before the noise, and they must be treated alike"
+        refuse(f"algorithm.{name}", list(given), law, "give one value for all, or do not trust both levels")
+
+
+def gathering_channels(r: Round, subnets: tuple[Channel, ...]) -> tuple[Channel, ...]:
+    """Return the channels through which the last segment of these subnets reaches the cloud."""
+    names = {c.name for c in subnets}
+    every = r.control.gathering_channels
+    return every if subnets == r.channels else tuple(c for c in every if c.name in names)
 
 
 def segments_of(settings: H2FDP, steps: int) -> int:
     """Return K_l + 1: how often an interval of `steps` planned steps gathers, the last time for the cloud."""
-    return steps // settings.local_aggregation
+    return steps // int(max(lengths_of(settings.local_aggregation)))
 
 
 @dataclass(frozen=True)
-class Segment:
+class SegmentWork:
     """The m steps between two aggregations: how devices work, and how far that can move them."""
 
     steps: int
@@ -70,39 +119,49 @@ class Segment:
         return tuple(replace(c, clip_factor=c.clip_factor * self.learning_rate * self.steps) for c in channels)
 
 
-def plan_segment(r: Round, settings: H2FDP, segments: int) -> Segment:
+def plan_segment(r: Round, settings: H2FDP, segments: int) -> SegmentWork:
     """Return tau_k / K_l steps of size eta_k = gamma / sqrt(k + 1), each gradient scaled onto the ball of radius G."""
-    steps, most = (max(1, (tau or 1) // segments) for tau in (r.pace.steps, r.most_steps))
-    eta = (r.pace.learning_rate or 1.0) * SCHEDULES[settings.schedule](r.time - 1)
+    control, schedule = r.control, r.control.schedule
+    steps, most = (max(1, (tau or 1) // segments) for tau in (schedule.steps, control.most_steps))
+    eta = (schedule.learning_rate or 1.0) * SCHEDULES[settings.schedule](r.time - 1)
     asked: dict[str, Any] = {"steps": steps, "most_steps": most, "learning_rate": eta}
-    return Segment(steps, eta, asked if r.clip_norm is None else asked | {"step_norm": r.clip_norm})
+    return SegmentWork(steps, eta, asked if control.clip_norm is None else asked | {"step_norm": control.clip_norm})
 
 
-def draw_cohort(r: Round) -> Cohort:
+def draw_cohort(r: Round, subnets: tuple[Channel, ...]) -> Cohort:
     """Draw the participants of a segment, separately for every edge."""
     # Fresh draws per segment: the event of a segment assumes draws that are independent of earlier ones.
-    return Cohort(tuple(sorted(n for channel in r.channels for n in r.sample(channel).members)))
+    return Cohort(tuple(sorted(n for channel in subnets for n in r.sample(channel).members)))
 
 
-def start_models(channels: tuple[Channel, ...], models: list[Public]) -> dict[int, Public]:
+def start_models(subnets: tuple[Channel, ...], models: Mapping[str, Public]) -> dict[int, Public]:
     """Return every device's start: its edge's model."""
-    return {n: model for channel, model in zip(channels, models, strict=True) for n in channel.members}
+    return {n: models[channel.name] for channel in subnets for n in channel.members}
 
 
-def global_model(r: Round, work: Segment, models: list[Public], updates: Updates) -> Public:
+def release_global(
+    r: Round, settings: H2FDP, models: Mapping[str, Public], last: list[tuple[Updates, Channel]]
+) -> Public:
     """Return the cloud's mean of the edges' models and of the last segment, noised where trust ends on the way up.
 
     The cloud receives every edge's part by itself; the parts come from the same releases, so they reveal no more.
     """
-    steps = r.release_means(share_training(updates, work.of(r.gathers)))
-    return r.publish(
-        sum_weighted(models, r.channel_shares(r.channels)) + sum_weighted(steps, r.channel_shares(r.gathers))
-    )
+    gathering = tuple(channel for _, channel in last)
+    steps = r.release_means(last)
+    own = [models[c.name] for c in r.channels]
+    shares = subnet_shares(r, settings)
+    return r.publish(sum_weighted(own, shares(r.channels)) + sum_weighted(steps, shares(gathering)))
 
 
-def current_models(state: State, clients: range) -> Public:
-    """Return the global model."""
-    return state["model"]
+def subnet_shares(r: Round, settings: H2FDP) -> Callable[[Sequence[Channel]], list[float]]:
+    """Return the weights of subnets in the global model; public numbers, so they cost nothing."""
+    if settings.subnet_weights == "data":
+        return r.control.channel_shares
+    weights = [1.0] * len(r.channels) if isinstance(settings.subnet_weights, str) else list(settings.subnet_weights)
+    _check_per_subnet(r, "subnet_weights", weights)
+    total = math.fsum(weights)
+    of = {c.name: weight / total for c, weight in zip(r.channels, weights, strict=True)}
+    return lambda channels: [of[c.name] for c in channels]
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -113,9 +172,12 @@ def check_experiment(experiment: Experiment) -> None:
         invalid(
             "local.epochs", local.epochs, f"{name} counts steps, tau of them in an interval", "e.g. local.steps = 20"
         )
-    if isinstance(every, int) and every >= 1 and local.steps % every:
-        law = f"an interval of local.steps={local.steps} is cut into segments of equal length"
-        invalid("algorithm.local_aggregation", every, law, "give a divisor of local.steps")
+    for one in lengths_of(every):
+        if isinstance(one, int) and one >= 1 and local.steps % one:
+            law = f"an interval of local.steps={local.steps} is cut into segments of equal length"
+            invalid("algorithm.local_aggregation", one, law, "give a divisor of local.steps")
+    if len(lengths_of(every)) > 1:
+        check_lengths(experiment, every)
     if experiment.sampling.clients.scheduled and every != local.steps:
         law = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
         refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, law, 'use scheme = "poisson" or "full"')
@@ -127,6 +189,16 @@ def check_experiment(experiment: Experiment) -> None:
         invalid("local.schedule", local.schedule or "warmup", law, "use algorithm.schedule, and remove it here")
     if experiment.privacy.unit != "none":
         check_private(experiment)
+
+
+def check_lengths(experiment: Experiment, every: object) -> None:
+    """Raise `Refused` for what counts one length of segments."""
+    asked = {"privacy.sensitivity": experiment.privacy.sensitivity == "convex",
+             "algorithm.control": experiment.algorithm.settings.get("control") is not None}  # fmt: skip
+    for name, given in asked.items():
+        if given:
+            law = f"{name} counts on segments of one length"
+            refuse("algorithm.local_aggregation", every, law, f"give one number, or remove {name}")
 
 
 def check_private(experiment: Experiment) -> None:
@@ -150,22 +222,15 @@ def check_private(experiment: Experiment) -> None:
         refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
 
 
-SAYS = (
-    "What is released is the sum of a device's steps since the last release, every gradient scaled to at most the clip "
-    "norm. Each segment is released once; what edges and the cloud make of it afterwards costs nothing."
-)
-
-ALGORITHM = Algorithm(
-    "h2fdp",
-    H2FDP,
-    init_state,
-    run_round,
-    current_models,
-    says=SAYS,
+FACTS = AlgorithmFacts(
+    says="What is released is the sum of a device's steps since the last release, every gradient scaled to at most "
+    "the clip norm. Each segment is released once; what edges and the cloud make of it afterwards costs "
+    "nothing.",
     check=check_experiment,
     topologies=("tree",),
     aggregations=segments_of,
 )
+ALGORITHM = Algorithm("h2fdp", H2FDP, init_state, run_round, global_model, FACTS)
 
 
 def check_hfl(experiment: Experiment) -> None:
@@ -193,17 +258,27 @@ def check_pedpfl(experiment: Experiment) -> None:
 
 
 def _check_local(experiment: Experiment) -> None:
-    privacy, name = experiment.privacy, experiment.algorithm.name
-    if privacy.unit != "client":
-        law = f"{name} protects devices by noise of their own"
-        invalid("privacy.unit", privacy.unit, law, 'use unit = "client"')
-    if privacy.place != "client":
+    privacy, name, topology = experiment.privacy, experiment.algorithm.name, experiment.topology
+    if privacy.unit == "none":
+        law = f"{name} protects devices, or data points, by noise of the device's own"
+        invalid("privacy.unit", privacy.unit, law, 'use unit = "client" or "sample"')
+    if privacy.unit == "client":
+        if privacy.place != "client":
+            law = f"in {name} nobody is trusted and every device adds noise"
+            refuse("privacy.where", privacy.place, law, 'use where = "client"')
+        return
+    # For data points noise goes where trust ends, which must be the device: a tree of untrusted servers.
+    if topology.kind != "tree":
+        law = f"{name} for data points runs on a tree without trusted servers"
+        invalid("topology.kind", topology.kind, law, 'use kind = "tree" with subnets = 1')
+    trusted = topology.settings.get("trusted", None if "file" in topology.settings else 0.0)
+    if trusted not in (0, [], ()):
         law = f"in {name} nobody is trusted and every device adds noise"
-        refuse("privacy.where", privacy.place, law, 'use where = "client"')
+        refuse("topology.trusted", trusted, law, "use trusted = 0.0")
 
 
-HFL = replace(ALGORITHM, name="hfl", check=check_hfl, says="")
-HFL_DP = replace(ALGORITHM, name="hfl_dp", check=check_hfl_dp)
-PEDPFL = replace(ALGORITHM, name="pedpfl", check=check_pedpfl, topologies=("star", "tree"))
+HFL = replace(with_facts(ALGORITHM, check=check_hfl, says=""), name="hfl")
+HFL_DP = replace(with_facts(ALGORITHM, check=check_hfl_dp), name="hfl_dp")
+PEDPFL = replace(with_facts(ALGORITHM, check=check_pedpfl, topologies=("star", "tree")), name="pedpfl")
 
 BASELINES = (HFL, HFL_DP, PEDPFL)

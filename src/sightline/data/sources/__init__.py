@@ -25,8 +25,8 @@ SOURCES: dict[str, Source] = {
 def find_source(name: str) -> Source:
     """Return the source of that name; raise for an unknown one."""
     if name not in SOURCES:
-        law = "a source is a known name, or your own function as package.module:function"
-        invalid("data.source", name, law, did_you_mean(name, list(SOURCES)))
+        reason = "a source is a known name, or your own function as package.module:function"
+        invalid("data.source", name, reason, did_you_mean(name, list(SOURCES)))
     return SOURCES[name]
 
 

@@ -66,6 +66,8 @@ FASHION_MNIST = Source(
 
 BATCHES = tuple(f"data_batch_{number}.webp" for number in range(1, 6))
 CIFAR_FILES = (*BATCHES, "test_batch.webp", "labels.npz")
+CIFAR_BINARIES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+"""The published binary version."""
 SIDE, PER_ROW = 32, 100
 LABELS = {"train": Field("uint8", (50_000,)), "test": Field("uint8", (10_000,))}
 # Public constants from the literature. Computing them from the clients' own images would be a release.
@@ -75,17 +77,40 @@ NORMAL = Scale(highest=255, mean=(0.49140, 0.48216, 0.44653), std=(0.24703, 0.24
 
 def read_cifar10(request: Request) -> Table:
     """Return 50,000 training and 10,000 test images of shape (3, 32, 32), normalised per channel."""
-    labels = read_npz(request.folder / "labels.npz", LABELS)
+    images, labels = (
+        read_cifar_grids(request.folder)
+        if (request.folder / "labels.npz").is_file()
+        else read_cifar_binaries(request.folder)
+    )
+    test = Table(images[50_000:], labels[50_000:], 10, Kind.IMAGE, NORMAL)
+    note = "cifar10: pixels scaled to [0, 1], then normalised by the published mean and std of each channel"
+    return Table(images[:50_000], labels[:50_000], 10, Kind.IMAGE, NORMAL, test=test, notes=(note,))
+
+
+def read_cifar_grids(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images and labels from lossless WebP grids, the test set last."""
+    labels = read_npz(folder / "labels.npz", LABELS)
     if max(labels["train"].max(), labels["test"].max()) > 9:
-        raise_broken(request.folder / "labels.npz", "labels must be 0 .. 9")
+        raise_broken(folder / "labels.npz", "labels must be 0 .. 9")
     images = np.empty((60_000, 3, SIDE, SIDE), dtype=np.uint8)
     for number, name in enumerate((*BATCHES, "test_batch.webp")):
-        grid = read_webp_grid(request.folder / name, side=SIDE, per_row=PER_ROW)
+        grid = read_webp_grid(folder / name, side=SIDE, per_row=PER_ROW)
         images[number * PER_ROW**2 : (number + 1) * PER_ROW**2] = grid
-    test = Table(images[50_000:], labels["test"].astype(np.int64), 10, Kind.IMAGE, NORMAL)
-    note = "cifar10: pixels scaled to [0, 1], then normalised by the published mean and std of each channel"
-    train = labels["train"].astype(np.int64)
-    return Table(images[:50_000], train, 10, Kind.IMAGE, NORMAL, test=test, notes=(note,))
+    return images, np.concatenate([labels["train"], labels["test"]]).astype(np.int64)
+
+
+def read_cifar_binaries(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images and labels from the published files: 10,000 records of a label and 3072 pixels each."""
+    rows = np.empty((60_000, 1 + 3 * SIDE**2), dtype=np.uint8)
+    for number, name in enumerate(CIFAR_BINARIES):
+        path, wanted = folder / name, 10_000 * rows.shape[1]
+        if path.stat().st_size != wanted:
+            raise_broken(path, f"has {path.stat().st_size:,} bytes, expected {wanted:,}")
+        batch = np.fromfile(path, dtype=np.uint8).reshape(10_000, -1)
+        if batch[:, 0].max() > 9:
+            raise_broken(path, "labels must be 0 .. 9")
+        rows[number * 10_000 : (number + 1) * 10_000] = batch
+    return rows[:, 1:].reshape(-1, 3, SIDE, SIDE), rows[:, 0].astype(np.int64)
 
 
 CIFAR10 = Source(
@@ -93,10 +118,10 @@ CIFAR10 = Source(
     kind=Kind.IMAGE,
     examples="50,000 + 10,000 test of 10 classes",
     read=read_cifar10,
-    files=(CIFAR_FILES,),
+    files=(CIFAR_FILES, CIFAR_BINARIES),
     how_to_get=(
-        "CIFAR-10 (Krizhevsky 2009), each batch of 10,000 as one lossless 3200 x 3200 WebP (100 x 100 images, row by "
-        "row), and labels.npz with uint8 arrays train and test"
+        "CIFAR-10 (Krizhevsky 2009): the six .bin files of the published binary version, or each batch of 10,000 as "
+        "one lossless 3200 x 3200 WebP (100 x 100 images, row by row), and labels.npz with uint8 arrays train and test"
     ),
     licence="none stated; cite Krizhevsky 2009",
 )
@@ -145,10 +170,7 @@ WHOLE = (
     "emnist-letters-test-images-idx3-ubyte.gz",
     "emnist-letters-test-labels-idx1-ubyte.gz",
 )
-FIRST = (
-    "emnist-letters-test-first10000-images-idx3-ubyte.gz",
-    "emnist-letters-test-first10000-labels-idx1-ubyte.gz",
-)
+FIRST = ("emnist-letters-test-first10000-images-idx3-ubyte.gz", "emnist-letters-test-first10000-labels-idx1-ubyte.gz")
 OCR_FIELDS = {
     "images": Field("uint8", (None, 16, 8)),
     "labels": Field("uint8", (None,)),

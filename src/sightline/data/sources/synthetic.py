@@ -64,8 +64,8 @@ def client_size(settings: Data, rng: np.random.Generator) -> int:
     extra = rng.lognormal(settings.size_mean, settings.size_sigma)
     # The log-normal has a heavy tail: one draw can ask for more memory than there is.
     if not extra * settings.length < MOST_VALUES:
-        law = f"a client would have {extra:.3g} examples"
-        invalid("data.size_sigma", settings.size_sigma, law, "use the usual size_mean = 4, size_sigma = 2, or less")
+        reason = f"a client would have {extra:.3g} examples"
+        invalid("data.size_sigma", settings.size_sigma, reason, "use the usual size_mean = 4, size_sigma = 2, or less")
     return settings.size_min + int(extra)
 
 
@@ -109,8 +109,8 @@ def draw_examples(
 def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[int], shared: Truth | None) -> Table:
     """Return sequences of `features` + 1 tokens below `classes`, drawn from each client's own Markov chain."""
     if settings.length < settings.classes:
-        law = f"the chain of {settings.classes} tokens is drawn from that many features"
-        invalid("data.features", settings.length, law, "use data.features >= data.classes")
+        reason = f"the chain of {settings.classes} tokens is drawn from that many features"
+        invalid("data.features", settings.length, reason, "use data.features >= data.classes")
     owner = np.repeat(np.arange(settings.clients), sizes)
     truths = [shared or draw_truth(settings, rng) for rng in rngs]
     parts = [draw_chains(truth, size, rng) for truth, size, rng in zip(truths, sizes, rngs, strict=True)]
@@ -146,8 +146,10 @@ def _client_rngs(settings: Data, streams: Streams) -> list[np.random.Generator]:
 
 def _check_total(settings: Data, examples: int) -> None:
     if examples * settings.length > MOST_VALUES:
-        law = f"{examples:,} examples of {settings.length} features are more than fit in memory here"
-        invalid("data.clients", settings.clients, law, "use fewer clients, features, size_min or a smaller size_sigma")
+        reason = f"{examples:,} examples of {settings.length} features are more than fit in memory here"
+        invalid(
+            "data.clients", settings.clients, reason, "use fewer clients, features, size_min or a smaller size_sigma"
+        )
 
 
 SYNTHETIC = Source(

@@ -51,8 +51,8 @@ def encode_texts(texts: Sequence[str], *, tokens: int, vocabulary: int) -> NDArr
     """
     numbers = np.full((len(texts), tokens), PADDING, dtype=np.int64)
     for row, text in enumerate(texts):
-        found = split_words(text)[:tokens] or [""]
-        numbers[row, : len(found)] = [hash_word(word, vocabulary) for word in found]
+        result = split_words(text)[:tokens] or [""]
+        numbers[row, : len(result)] = [hash_word(word, vocabulary) for word in result]
     return numbers
 
 

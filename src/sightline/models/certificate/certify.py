@@ -64,8 +64,8 @@ def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection
     # Rules are statements about ATen operations of a given version. With another version nothing is certified, and
     # modules run one example at a time.
     if torch.__version__.rpartition(".")[0] not in VERSIONS:
-        law = f"the rules were read for torch {', '.join(VERSIONS)}, and this is {torch.__version__}"
-        return Objection("torch", "", law, f"install one of them; {SLOWER}")
+        reason = f"the rules were read for torch {', '.join(VERSIONS)}, and this is {torch.__version__}"
+        return Objection("torch", "", reason, f"install one of them; {SLOWER}")
     with LOCK, quiet_export():
         try:
             training = certify_mode(module, inputs, training=True)
@@ -181,7 +181,7 @@ def objection_at(found: Located) -> Objection:
     node = found.node
     name = "the result" if node is not None and node.op == "output" else operation_name(node) if node else "forward"
     source = "" if node is None else source_line(str(node.meta.get("stack_trace") or "")) or layer_name(node)
-    return Objection(found.operation or name, source, found.law, found.way_out or f"write it otherwise; {SLOWER}")
+    return Objection(found.operation or name, source, found.reason, found.way_out or f"write it otherwise; {SLOWER}")
 
 
 def source_line(trace: str) -> str:
@@ -207,12 +207,15 @@ def objection_from(error: Exception) -> Objection:
     """Return the objection for an error of torch.export or of the module itself."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if "specialized" in words or "Constraints violated" in words:
-        law, way_out = "its code depends on the batch size", "compute with x.shape[0] as it is given, without branches"
+        reason, way_out = (
+            "its code depends on the batch size",
+            "compute with x.shape[0] as it is given, without branches",
+        )
     elif "data-dependent" in words or "DataDependent" in words:
-        law, way_out = "its code branches on values of the data", "use torch.where"
+        reason, way_out = "its code branches on values of the data", "use torch.where"
     else:
-        law, way_out = f"torch.export cannot follow it ({words[:160]})", "write it with tensors alone"
-    return Objection("export", error_line(error), law, f"{way_out}; {SLOWER}")
+        reason, way_out = f"torch.export cannot follow it ({words[:160]})", "write it with tensors alone"
+    return Objection("export", error_line(error), reason, f"{way_out}; {SLOWER}")
 
 
 def error_line(error: BaseException) -> str:
@@ -238,17 +241,17 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
             expected, got = outcome(own, own, rows), outcome(own, partial(graph.run, tensors), rows)
             if not all(close_enough(*pair) for pair in zip(got, expected, strict=True)):
                 mode = "training" if training else "evaluation"
-                law = f"the exported graph gives other results or gradients than the module on {len(rows)} in {mode}"
+                reason = f"the exported graph gives other results or gradients than the module on {len(rows)} in {mode}"
                 way_out = "let forward be a function of its input, without caches, modes or gradients of its own"
-                raise_at(None, law, f"{way_out}; {SLOWER}")
+                raise_at(None, reason, f"{way_out}; {SLOWER}")
         with torch.no_grad():
             for _, parameter in trained_parameters(own):
                 # Other weights for the next comparison: a graph with a weight baked in as a constant agrees at the
                 # start only.
                 parameter.data.mul_(1.25)
     if other_draws() != drawn:
-        law = "forward draws from Python's or numpy's generator, which a graph does not"
-        raise_at(None, law, f"draw from torch's generator; {SLOWER}")
+        reason = "forward draws from Python's or numpy's generator, which a graph does not"
+        raise_at(None, reason, f"draw from torch's generator; {SLOWER}")
 
 
 def other_draws() -> str:

@@ -50,14 +50,14 @@ Tags = Tag | tuple[Tag, ...]
 class Mixing(Exception):
     """A rule cannot show that a value keeps examples apart; becomes an `Objection`."""
 
-    def __init__(self, law: str, way_out: str = "") -> None:
-        super().__init__(law)
-        self.law, self.way_out = law, way_out
+    def __init__(self, reason: str, way_out: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.way_out = reason, way_out
 
 
-def object_to(law: str, way_out: str = "") -> NoReturn:
+def object_to(reason: str, way_out: str = "") -> NoReturn:
     """Raise `Mixing`: an operation cannot be certified, and why."""
-    raise Mixing(law, way_out)
+    raise Mixing(reason, way_out)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Objection:
 
     operation: str
     source: str
-    law: str
+    reason: str
     way_out: str
 
     def __str__(self) -> str:
         """Return all of it on one line."""
         where = f" ({self.source})" if self.source else ""
-        return f"{self.operation}{where}: {self.law}; {self.way_out}"
+        return f"{self.operation}{where}: {self.reason}; {self.way_out}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,17 +308,17 @@ def broadcast_tag(call: Call) -> Tags:
 
 def broadcast_axis(call: Call, operands: Sequence[fx.Node], rank: int) -> BatchAxis:
     """Return the batch axis when these operands are broadcast to `rank` dimensions."""
-    places = {tag.moved_to(tag.dim + rank - call.rank(one)) for one in operands if (tag := call.tag(one)) is not None}
-    if len(places) != 1:
+    axes = {tag.moved_to(tag.dim + rank - call.rank(one)) for one in operands if (tag := call.tag(one)) is not None}
+    if len(axes) != 1:
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
-    place = places.pop()
+    axis = axes.pop()
     for one in operands:
-        dim = place.dim - (rank - call.rank(one))
+        dim = axis.dim - (rank - call.rank(one))
         # A fixed tensor along the batch would give every position its own value: swapping two examples would change
         # results.
         if call.tag(one) is None and dim >= 0 and call.shape(one)[dim] != 1:
             object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
-    return place
+    return axis
 
 
 @add_rule(

@@ -40,14 +40,14 @@ def product_tag(call: Call, left: fx.Node, right: fx.Node) -> BatchAxis:
         return vector_product_tag(call, first, second, right_rank)
     one = None if first is None else first.moved_to(first.dim + rank - left_rank)
     two = None if second is None else second.moved_to(second.dim + rank - right_rank)
-    place = one or two or object_to("multiplies fixed tensors")
-    if one is not None and two is not None and (one != two or place.dim >= rank - 2):
+    axis = one or two or object_to("multiplies fixed tensors")
+    if one is not None and two is not None and (one != two or axis.dim >= rank - 2):
         object_to("multiplies examples with other examples", "use a batched product, as in attention")
     for node, tag in ((left, first), (right, second)):
-        dim = place.dim - (rank - call.rank(node))
-        if tag is None and place.dim < rank - 2 and dim >= 0 and call.shape(node)[dim] != 1:
+        dim = axis.dim - (rank - call.rank(node))
+        if tag is None and axis.dim < rank - 2 and dim >= 0 and call.shape(node)[dim] != 1:
             object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
-    return place
+    return axis
 
 
 def vector_product_tag(call: Call, first: BatchAxis | None, second: BatchAxis | None, right_rank: int) -> BatchAxis:
@@ -71,16 +71,16 @@ def mm_tag(call: Call) -> Tags:
     return product_tag(call, call["self"], call["mat2"])
 
 
-def added_tag(call: Call, place: BatchAxis) -> BatchAxis:
-    """Return `place` if what is added has the batch there too, or is fixed and not along it."""
+def added_tag(call: Call, axis: BatchAxis) -> BatchAxis:
+    """Return `axis` if what is added has the batch there too, or is fixed and not along it."""
     added = call["self"]
-    dim = place.dim - (call.output.dim() - call.rank(added))
+    dim = axis.dim - (call.output.dim() - call.rank(added))
     tag = call.tag(added)
     if tag is None and dim >= 0 and call.shape(added)[dim] != 1:
         object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
-    if tag is not None and tag != place.moved_to(dim):
+    if tag is not None and tag != axis.moved_to(dim):
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
-    return place
+    return axis
 
 
 @add_rule("addmm.default", rows="self mat1 mat2")

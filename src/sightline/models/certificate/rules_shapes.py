@@ -46,7 +46,7 @@ def view_tag(call: Call) -> Tags:
         object_to("gives a fixed tensor a shape with the batch size", "use expand")
     shape, new = call.shape(call["self"]), tuple(call.output.shape)
     if isinstance(before, BatchPositions):
-        if any(size != 1 for place, size in enumerate(new) if place != dim) or not call.is_batch(new[dim]):
+        if any(size != 1 for index, size in enumerate(new) if index != dim) or not call.is_batch(new[dim]):
             object_to("takes the positions of the batch apart")
         return BatchPositions(dim)
     tag = call.axis_of(call["self"])
@@ -348,10 +348,10 @@ def own_place_tag(call: Call, found: BatchAxis, dims: list[int], nodes: list[fx.
         object_to(ROWS_BY_BATCH, "let the batch be the first axis")
     dim = positions.dim + rank - call.rank(first)
     for one in others:
-        place = dim - (rank - call.rank(one))
+        index = dim - (rank - call.rank(one))
         tag = call.tags[one]
-        fixed = tag is None and (place < 0 or call.shape(one)[place] == 1)
-        if not fixed and tag != BatchAxis(place):
+        fixed = tag is None and (index < 0 or call.shape(one)[index] == 1)
+        if not fixed and tag != BatchAxis(index):
             object_to(ROWS_BY_BATCH, "align the batch axes of the indices")
     return BatchAxis(dim)
 

@@ -60,14 +60,14 @@ def refuse_regions(graph: fx.Graph) -> None:
 class Located(Exception):
     """An objection with the node at which it was raised."""
 
-    def __init__(self, node: fx.Node | None, law: str, way_out: str, *, operation: str = "") -> None:
-        super().__init__(law)
-        self.node, self.law, self.way_out, self.operation = node, law, way_out, operation
+    def __init__(self, node: fx.Node | None, reason: str, way_out: str, *, operation: str = "") -> None:
+        super().__init__(reason)
+        self.node, self.reason, self.way_out, self.operation = node, reason, way_out, operation
 
 
-def raise_at(node: fx.Node | None, law: str, way_out: str) -> NoReturn:
+def raise_at(node: fx.Node | None, reason: str, way_out: str) -> NoReturn:
     """Raise an objection at a node."""
-    raise Located(node, law, way_out)
+    raise Located(node, reason, way_out)
 
 
 def batch_symbol(exported: "ExportedProgram") -> Any:
@@ -114,8 +114,8 @@ def tag_graph(exported: "ExportedProgram") -> dict[fx.Node, Tags]:
             if isinstance(error, Located):
                 raise
             # An error inside a rule is an objection too: nothing is certified by accident.
-            law = getattr(error, "law", f"its rule failed ({type(error).__name__}: {error})")
-            raise Located(node, law, getattr(error, "way_out", "")) from error
+            reason = getattr(error, "reason", f"its rule failed ({type(error).__name__}: {error})")
+            raise Located(node, reason, getattr(error, "way_out", "")) from error
     return tags
 
 
@@ -126,8 +126,8 @@ def refuse_effects(exported: "ExportedProgram") -> None:
     if signature.buffers_to_mutate:
         changed = ", ".join(sorted(signature.buffers_to_mutate.values()))
         nodes = [node for node in exported.graph.nodes if node.name in signature.buffers_to_mutate]
-        law, way_out = f"forward changes buffers ({changed})", "keep statistics out of forward (torch.nn.GroupNorm)"
-        raise Located(nodes[-1] if nodes else None, law, way_out, operation="forward")
+        reason, way_out = f"forward changes buffers ({changed})", "keep statistics out of forward (torch.nn.GroupNorm)"
+        raise Located(nodes[-1] if nodes else None, reason, way_out, operation="forward")
     if signature.user_inputs_to_mutate:
         raise_at(None, "forward writes into its input", "work on a copy")
     kinds = {spec.kind.name for spec in signature.output_specs}
@@ -187,9 +187,9 @@ def bind_call(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Call:
     if not isinstance(node.target, torch._ops.OpOverload):
         object_to("is no operation of torch's", "use operations of the white list")
     arguments: dict[str, Any] = {}
-    for place, argument in enumerate(node.target._schema.arguments):
-        if place < len(node.args):
-            arguments[argument.name] = node.args[place]
+    for index, argument in enumerate(node.target._schema.arguments):
+        if index < len(node.args):
+            arguments[argument.name] = node.args[index]
         else:
             default = argument.default_value if argument.has_default_value() else None
             arguments[argument.name] = node.kwargs.get(argument.name, default)
@@ -234,13 +234,13 @@ def expects_tag(tag: Tags, name: str, rule: Rule | None) -> bool:
 
 def pick_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
     """Return the tag of one of several results."""
-    source, place = node.args
-    if not isinstance(source, fx.Node) or not isinstance(place, int):
+    source, index = node.args
+    if not isinstance(source, fx.Node) or not isinstance(index, int):
         object_to("picks by something that is no number")
     found = tags[source]
     if not isinstance(source.meta.get("val"), tuple | list):
         object_to("picks from a value that is not several")
-    return found[place] if isinstance(found, tuple) else found
+    return found[index] if isinstance(found, tuple) else found
 
 
 def size_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
@@ -293,7 +293,7 @@ def check_shape(value: Tensor, tag: Tag, size: Any) -> None:
                 object_to("has no numbers in it", "leave it out")
         case BatchPositions(dim):
             expected = {dim: size}
-            if any(one != 1 for place, one in enumerate(value.shape) if place != dim):
+            if any(one != 1 for index, one in enumerate(value.shape) if index != dim):
                 object_to("computes with the positions of examples in the batch")
         case _:
             object_to("gives a tensor for a number")

@@ -26,9 +26,8 @@ from sightline.training.compiled.kernel_calls import (
 )
 from sightline.training.compiled.library import Missing, find_library
 from sightline.training.dispatch import dense_layers
-from sightline.training.fast.dense_stack import flat_children
+from sightline.training.fast.chains import flat_children, size_pair
 from sightline.training.fast.graph_worker import close_by_tensor
-from sightline.training.fast.layers import size_pair
 from sightline.training.fast.stacked import Block, StackWalk
 from sightline.training.gradients import GradientWorker
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_table, client_rows, shuffled_batches
@@ -41,8 +40,8 @@ from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_
 def check_kernel(model: FlatModel) -> None:
     """Raise unless the kernel supports this model and compiled code is available."""
     if not model.task.classic:
-        law = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
-        invalid("local.compiled", True, law, "leave it out")
+        reason = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
+        invalid("local.compiled", True, reason, "leave it out")
     layers = dense_layers(model)
     if layers is None or len(layers) != 1:
         invalid("local.compiled", True, f"compiled code trains linear models, not {model.name}", "leave it out")
@@ -248,8 +247,8 @@ class ChainReader:
         if weight is None or (layer.bias is not None and bias is None):
             raise NotWalkable(f"{name} is not trained")
         nothing = (NOTHING, 0, 0, 0, 0, 0, 0, NOTHING)
-        places = (weight.start, -1 if bias is None else bias.start)
-        stage = ConvStage(*self.size, outputs, *kernel, *stride, *padding, *nothing, *places)
+        offsets = (weight.start, -1 if bias is None else bias.start)
+        stage = ConvStage(*self.size, outputs, *kernel, *stride, *padding, *nothing, *offsets)
         self.size = (outputs, *output_size(stage))
         self.stages.append(stage)
 

@@ -142,10 +142,10 @@ def compile_native(compiler: list[str], target: Path) -> str:
 def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
     """Compile for this process only, in a temporary folder, where nothing can be cached."""
     try:
-        place = tempfile.TemporaryDirectory(prefix="sightline-")
+        temporary = tempfile.TemporaryDirectory(prefix="sightline-")
     except OSError as refusal:
         return Missing(f"there is no folder to compile it in ({refusal.strerror})", "set TMPDIR, or leave it out")
-    with place as folder:
+    with temporary as folder:
         path = Path(folder) / "kernels.so"
         error = compile_native(compiler, path)
         if error:
@@ -155,8 +155,8 @@ def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
         try:
             return load_library(path)
         except OSError:
-            law = f"compiled code cannot be loaded from {tempfile.gettempdir()}"
-            return Missing(law, "set TMPDIR to a folder that may hold programs, or leave it out")
+            reason = f"compiled code cannot be loaded from {tempfile.gettempdir()}"
+            return Missing(reason, "set TMPDIR to a folder that may hold programs, or leave it out")
 
 
 def kept_folder() -> Path | None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sightline.models.flat import FlatModel, bind_parameters, probe_inputs
 from sightline.training.clipping import Balls, Clip, factors_of, square_norms
-from sightline.training.fast.layers import size_pair
+from sightline.training.fast.chains import size_pair
 from sightline.training.fast.per_example_norms import AffineNorms, gram_rounding, unfold_patches
 from sightline.training.gradients import GradientWorker
 

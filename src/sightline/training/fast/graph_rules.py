@@ -21,9 +21,9 @@ class Direction:
     site: Site
     nodes: Sequence[fx.Node]
 
-    def use(self, place: int, record: Any) -> Iterable[Use]:
+    def use(self, index: int, record: Any) -> Iterable[Use]:
         """Return the record of one of its tensors; nothing for one that is fixed or absent."""
-        node = self.nodes[place] if place < len(self.nodes) else None
+        node = self.nodes[index] if index < len(self.nodes) else None
         return [(node, record)] if node is not None and node in self.site.trained else []
 
 
@@ -85,8 +85,8 @@ def walk_lstm(
     def read(g: Tensor) -> Iterable[Use]:
         yield from direction.use(0, OuterProducts(x.detach(), g))
         yield from direction.use(1, OuterProducts(ran.before, g))
-        for place in (2, 3):
-            yield from direction.use(place, g.sum(1))
+        for index in (2, 3):
+            yield from direction.use(index, g.sum(1))
 
     direction.site.tape.keep(ran.gates, read)
     return ran.states, ran.hidden, ran.cell
@@ -447,22 +447,22 @@ def einsum_site(site: Site) -> Run:
     inputs, arrow, result = site.nodes["equation"].replace(" ", "").partition("->")
     terms, operands = inputs.split(","), site.nodes["tensors"]
     letters = {
-        terms[place][axis.dim]
-        for place, node in enumerate(operands)
+        terms[index][axis.dim]
+        for index, node in enumerate(operands)
         if isinstance(axis := site.axes[node], BatchAxis) and axis.before == axis.after == 1
     }
-    own = [place for place, node in enumerate(operands) if node in site.trained]
+    own = [index for index, node in enumerate(operands) if node in site.trained]
     letter = letters.pop() if len(letters) == 1 and arrow and "." not in inputs else ""
-    if not letter or any(letter in terms[place] for place in own):
+    if not letter or any(letter in terms[index] for index in own):
         raise NoClippingRule(f"no clipping rule for {site.nodes['equation']!r} in {site.node.target}")
-    spread = ",".join(letter + term if place in own else term for place, term in enumerate(terms))
+    spread = ",".join(letter + term if index in own else term for index, term in enumerate(terms))
 
     def run(**given: Any) -> Tensor:
         tensors = list(given["tensors"])
-        for place in own:
-            value = tensors[place].detach()
+        for index in own:
+            value = tensors[index].detach()
             repeated = value.expand(site.tape.batch, *value.shape)
-            tensors[place] = site.tape.keep(repeated, lambda g, node=operands[place]: [(node, g)])  # type: ignore[misc]
+            tensors[index] = site.tape.keep(repeated, lambda g, node=operands[index]: [(node, g)])  # type: ignore[misc]
         return torch.einsum(f"{spread}->{result}", tensors)
 
     return run

@@ -225,7 +225,7 @@ class RecordingGraph:
     def keep_values(self, run: Callable[..., Any], arguments: Given, own: Sequence[fx.Node]) -> Callable[..., Any]:
         """Return the site's rule, which also keeps trained values that are not tensors of the model."""
         made = [one for one in own if one not in self.origins]
-        places = {name: one for name, one in arguments.items() if isinstance(one, fx.Node) and one in made}
+        named = {name: one for name, one in arguments.items() if isinstance(one, fx.Node) and one in made}
         listed = {
             (name, index): one
             for name, value in arguments.items()
@@ -237,7 +237,7 @@ class RecordingGraph:
             return run
 
         def run_site(**given: Any) -> Any:
-            for name, node in places.items():
+            for name, node in named.items():
                 self.tape.values[node] = given[name]
             for (name, index), node in listed.items():
                 self.tape.values[node] = given[name][index]
@@ -327,9 +327,9 @@ class RecordingGraph:
                 self.loops.add(node)
         single = [torch.autograd.grad(value, leaves, row, retain_graph=True, allow_unused=True) for row in rows]
         return [
-            (name, torch.stack([row[place] for row in single]))
-            for place, name in enumerate(names)
-            if single[0][place] is not None
+            (name, torch.stack([row[index] for row in single]))
+            for index, name in enumerate(names)
+            if single[0][index] is not None
         ]
 
     def activation_numbers(self) -> int:

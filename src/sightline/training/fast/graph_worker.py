@@ -15,7 +15,6 @@ from sightline.models.flat import FlatModel, bind_parameters, flatten_module, pr
 from sightline.models.task import probe_targets
 from sightline.training.clipping import Clip, clipped_rows, factors_of
 from sightline.training.fast import graph_rules
-from sightline.training.fast import graph_rules as graph_recurrent
 from sightline.training.fast.autograd_worker import NoClippingRule
 from sightline.training.fast.graph_tape import (
     WITHOUT_DROPOUT,
@@ -32,8 +31,8 @@ from sightline.training.gradients import GradientWorker
 CHUNK_BYTES = 1 << 28
 """Memory limit for a chunk of examples of a private step."""
 
-RULES_OF = (graph_rules, graph_recurrent)
-"""The modules that fill `SITES`."""
+RULES = graph_rules
+"""The module that fills `SITES` when it is imported."""
 
 
 class GraphWorker(GradientWorker):

@@ -267,9 +267,9 @@ def instantiate_rows(record: Record, shape: Sequence[int]) -> Tensor:
         return torch.bmm(record.g.transpose(1, 2), record.a).view(-1, *shape)
     if isinstance(record, TableRows):
         batch, width = len(record.g), record.g.shape[2]
-        places = record.tokens + torch.arange(batch, device=record.g.device)[:, None] * shape[0]
+        indices = record.tokens + torch.arange(batch, device=record.g.device)[:, None] * shape[0]
         rows = record.g.new_zeros(batch * shape[0], width)
-        return rows.index_add_(0, places.flatten(), record.g.flatten(0, 1)).view(batch, *shape)
+        return rows.index_add_(0, indices.flatten(), record.g.flatten(0, 1)).view(batch, *shape)
     return record.reshape(-1, *shape)
 
 
@@ -378,9 +378,9 @@ class TableGradients(TensorGradients):
         ordered, order = tokens.sort(1)
         steps = torch.zeros_like(ordered)
         steps[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        places = torch.empty_like(ordered).scatter_(1, order, steps.cumsum(1))
-        self.tokens = torch.zeros_like(tokens).scatter_(1, places, tokens)
-        flat = (places + torch.arange(batch, device=g.device)[:, None] * positions).flatten()
+        indices = torch.empty_like(ordered).scatter_(1, order, steps.cumsum(1))
+        self.tokens = torch.zeros_like(tokens).scatter_(1, indices, tokens)
+        flat = (indices + torch.arange(batch, device=g.device)[:, None] * positions).flatten()
         rows = g.new_zeros(batch * positions, g.shape[2]).index_add_(0, flat, g.flatten(0, 1))
         self.rows = rows.view(batch, positions, -1)
 

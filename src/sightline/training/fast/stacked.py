@@ -14,11 +14,11 @@ from torch import Tensor
 from sightline.data.federation import Shard
 from sightline.models.flat import FlatModel, flatten_module
 from sightline.models.task import probe_targets
+from sightline.training.clipping import LONGEST, Passes
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.fast.dense_stack import DenseSlots, DenseStack
+from sightline.training.fast.stacks import DenseSlots, DenseStack
 from sightline.training.gradients import TRIALS
 from sightline.training.local_work import Descent, Index, LocalTerms, LocalWork, batch_table
-from sightline.training.passes import MOST, Passes
 
 Block = tuple[NDArray[np.intp], Tensor]
 
@@ -220,11 +220,11 @@ class ScatteredExamples(ExamplePile):
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at (n, b) rows; row i belongs to client i."""
-        places = index.numpy()
-        x = np.zeros((*places.shape, self.features), np.float32)
+        indices = index.numpy()
+        x = np.zeros((*indices.shape, self.features), np.float32)
         like = self.shards[0].y
-        y = np.zeros((*places.shape, *like.shape[1:]), like.dtype)
-        for member, own in enumerate(places):
+        y = np.zeros((*indices.shape, *like.shape[1:]), like.dtype)
+        for member, own in enumerate(indices):
             there = own != self.nothing
             rows, shard = own[there] - self.offsets[member], self.shards[member]
             x[member, there] = shard.x[rows].reshape(len(rows), self.features)
@@ -309,7 +309,7 @@ PASSES: WeakKeyDictionary[FlatModel, Passes] = WeakKeyDictionary()
 
 
 def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
-    """Return the pieces that private stacks of this model may have; see `passes`."""
+    """Return the pieces that private stacks of this model may have; see `clipping.Passes`."""
     if model not in PASSES:
         with torch.random.fork_rng(devices=[]):
             start = flatten_module(model.module())
@@ -328,7 +328,7 @@ def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
                     found += [*stack.output_gradients(x.expand(clients, size, -1).contiguous(), y)[1]]
             return torch.stack(found)
 
-        PASSES[model] = Passes(trial, MOST)
+        PASSES[model] = Passes(trial, LONGEST)
     return PASSES[model]
 
 

@@ -1,24 +1,181 @@
-"""Train small convolutional networks of several clients stacked: patches and one batched product for all.
+"""Networks of several clients stacked over (n, d) weights: fully connected ones, and small convolutional ones.
 
-This pays where a client's step is so small that calling torch costs as much as the work: a few clients at a time, so
-that their patches stay in the cache. Larger networks are faster in a loop with torch's own kernels.
+Dense layers are one batched product for all clients, convolutions patches and one product. Convolutions are stacked
+where a client's step is so small that calling torch costs as much as the work: a few clients at a time, so that their
+patches stay in the cache. Larger networks are faster in a loop with torch's own kernels.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sightline.models.flat import FlatModel, Slot
-from sightline.training.fast.dense_stack import flat_children
-from sightline.training.fast.layers import Layer, MaxPool, Pair, ReLU, Tanh, convolution_for, size_pair
+from sightline.models.task import CLASSIFICATION, Task
+from sightline.training.clipping import LARGEST, clip_factors
+from sightline.training.fast.chains import (
+    Layer,
+    MaxPool,
+    Pair,
+    ReLU,
+    Tanh,
+    convolution_for,
+    flat_children,
+    size_pair,
+)
 from sightline.training.fast.per_example_norms import (
     fold_patches,
+    outer_squares,
     output_size,
     patches_by_pixel,
     stride_divides,
     unfold_patches,
 )
+
+aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class DenseSlots:
+    """Position of one dense layer in the flat vector, and its activation (None after the last)."""
+
+    weight: Slot
+    bias: Slot | None
+    activation: type[nn.Module] | None
+
+
+def dense_slots(model: FlatModel) -> tuple[DenseSlots, ...] | None:
+    """Return the layers of a plain fully connected network, else None."""
+    module = model.module()
+    if type(module) is not nn.Sequential:
+        return None
+    children = [(name, child) for name, child in flat_children(module) if type(child) is not nn.Flatten]
+    slots = {slot.name: slot for slot in model.layout}
+    found: list[DenseSlots] = []
+    for (name, child), (_, after) in zip(children[::2], [*children[1::2], ("", None)], strict=False):
+        if type(child) is not nn.Linear or not (after is None or type(after) in (nn.ReLU, nn.Tanh)):
+            return None
+        activation = None if after is None else type(after)
+        found.append(DenseSlots(slots[f"{name}.weight"], slots.get(f"{name}.bias"), activation))
+    complete = sum(2 if layer.bias else 1 for layer in found) == len(model.layout)
+    return tuple(found) if found and complete and found[-1].activation is None else None
+
+
+class Floor:
+    """One dense layer of every stacked client: views into the (n, d) weights and gradients."""
+
+    def __init__(self, slots: DenseSlots, weights: Tensor, gradient: Tensor) -> None:
+        self.relu = slots.activation is nn.ReLU
+        self.activated = slots.activation is not None
+        self.weight = weights[:, slots.weight.start : slots.weight.stop].view(len(weights), *slots.weight.shape)
+        self.weight_gradient = gradient[:, slots.weight.start : slots.weight.stop].view(self.weight.shape)
+        self.kernel = self.weight.transpose(1, 2)
+        self.bias = self.bias_gradient = None
+        if slots.bias is not None:
+            self.bias = weights[:, slots.bias.start : slots.bias.stop].unsqueeze(1)
+            self.bias_gradient = gradient[:, slots.bias.start : slots.bias.stop]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of x W^T + b, client by client."""
+        self.x = x
+        y = torch.bmm(x, self.kernel) if self.bias is None else torch.baddbmm(self.bias, x, self.kernel)
+        if self.activated:
+            y = torch.relu_(y) if self.relu else torch.tanh_(y)
+        self.y = y
+        return y
+
+    def through_activation(self, g: Tensor) -> Tensor:
+        """Return the gradient before the activation from the one after it."""
+        back: Tensor = aten.threshold_backward(g, self.y, 0) if self.relu else aten.tanh_backward(g, self.y)
+        return back
+
+    def write(self, g: Tensor, x: Tensor) -> None:
+        """Write the summed gradients g^T x and sum g."""
+        torch.bmm(g.transpose(1, 2), x, out=self.weight_gradient)
+        if self.bias_gradient is not None:
+            torch.sum(g, 1, out=self.bias_gradient)
+
+
+class DenseStack:
+    """Networks of n clients over (n, d) weights; gradients are written to (n, d)."""
+
+    def __init__(
+        self, layers: tuple[DenseSlots, ...], weights: Tensor, gradient: Tensor, task: Task = CLASSIFICATION
+    ) -> None:
+        self.layers, self.weights, self.gradient, self.task = layers, weights, gradient, task
+        self.floors = [Floor(slots, weights, gradient) for slots in layers]
+
+    def first(self, count: int) -> "DenseStack":
+        """Return the stack of the first `count` clients, sharing memory with this one."""
+        if count == len(self.weights):
+            return self
+        return DenseStack(self.layers, self.weights[:count], self.gradient[:count], self.task)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of every client's batch, (n, b, classes)."""
+        for floor in self.floors:
+            x = floor.forward(x)
+        return x
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Return the softmax of the logits, (n, b, classes)."""
+        return torch.softmax(self.logits(x), 2)
+
+    def mean_gradients(self, x: Tensor, target: Tensor, share: Tensor) -> None:
+        """Write the gradients of sum_j share_j loss_j; share (n, b, 1) is 0 for padding.
+
+        `target` is -share onehot(y) for classes, and the targets themselves for any other task.
+        """
+        if self.task.classic:
+            g = torch.addcmul(target, self.probabilities(x), share)
+        else:
+            g = self.loss_gradients(x, target) * share
+        for index in range(len(self.floors) - 1, -1, -1):
+            floor = self.floors[index]
+            floor.write(g, floor.x)
+            if index:
+                g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
+
+    def loss_gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return (n, b, outputs): the gradient of every example's loss with respect to its output, for any task."""
+        outputs = self.logits(x)
+        return self.task.output_gradient(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(outputs)
+
+    def clipped_sums(self, x: Tensor, y: Tensor, present: Tensor, clip_norm: float) -> None:
+        """Write each client's sum of clipped per-example gradients; `present` (n, b) is 0 for padding.
+
+        Guarantees: those of `GradientWorker.clipped_sum`, for every client separately.
+        """
+        errors, squared = self.output_gradients(x, y)
+        norms = squared.sqrt_()
+        # `present` zeroes the factors of padding, whose gradients are not zero.
+        factors = (clip_factors(norms, clip_norm) * present).unsqueeze(2)
+        broken = None if bool((norms <= LARGEST).all()) else ~(norms <= LARGEST).unsqueeze(2)
+        for floor, g in zip(self.floors, errors, strict=True):
+            if broken is None:
+                floor.write(g * factors, floor.x)
+            # A factor of zero does not turn NaN into zero, so broken rows are blanked.
+            else:
+                floor.write(g.masked_fill(broken, 0.0) * factors, floor.x.masked_fill(broken, 0.0))
+
+    def output_gradients(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return every layer's output gradient per example loss, and |gradient|^2 of each example."""
+        if self.task.classic:
+            p = self.probabilities(x)
+            g = p.scatter_add_(2, y.unsqueeze(2), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+        else:
+            g = self.loss_gradients(x, y)
+        errors, squared = [g], torch.zeros(y.shape[:2], dtype=torch.float64)
+        for index in range(len(self.floors) - 1, -1, -1):
+            floor = self.floors[index]
+            squares = outer_squares(floor.x.flatten(0, 1), g.flatten(0, 1), bias=floor.bias is not None)
+            squared += squares.view_as(squared)
+            if index:
+                g = self.floors[index - 1].through_activation(torch.bmm(g, floor.weight))
+                errors.append(g)
+        return errors[::-1], squared
+
 
 # Measured: beyond this the patches leave the cache, and a stack of a 28,938-parameter CNN is 1.8 times slower than the
 # loop.

@@ -1,16 +1,20 @@
-"""Layers with hand-written gradients, for modules that are plain chains of them.
+"""Layers with hand-written gradients, and the worker of modules that are plain chains of them.
 
-Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient), `descend` (the same with
-an SGD step folded in) and `record` (input gradient, and a record that yields per-example norms and the clipped sum).
-Images are in channels_last memory.
+Each layer has `forward`, `backward` (input gradient, and the batch's summed weight gradient) and `record` (input
+gradient, and a record that yields per-example norms and the clipped sum). Images are in channels_last memory.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sightline.data.federation import Kind
+from sightline.models.flat import FlatModel, Slot
+from sightline.training.clipping import Clip, factors_of
 from sightline.training.fast.per_example_norms import (
     AffineNorms,
     RowNorms,
@@ -18,6 +22,7 @@ from sightline.training.fast.per_example_norms import (
     patches_by_pixel,
     unfold_patches,
 )
+from sightline.training.gradients import GradientWorker
 
 aten: Any = torch.ops.aten
 
@@ -43,10 +48,6 @@ class Layer:
 
     def record(self, g: Tensor) -> Tensor | None:
         """Return the input gradient as `backward` does, with a record instead of a summed gradient."""
-        return self.backward(g)
-
-    def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """Return the input gradient as `backward` does; take an SGD step instead of writing a gradient."""
         return self.backward(g)
 
     def norms(self) -> dict[str, Tensor]:
@@ -135,10 +136,6 @@ class Affine(Layer):
         # Overwritten by the inputs of each forward pass.
         self.x = weight
 
-    def seen(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs and output gradients that a record is made of."""
-        return self.x, g
-
     def join_views(self, views: int) -> None:
         """Merge the recorded rows of each example's views into the record of one example."""
         if views > 1 and self.affine_norms is not None:
@@ -174,8 +171,8 @@ class Dense(Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b."""
-        self.x, self.kernel = x, self.weight
-        return torch.mm(x, self.weight.t()) if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
+        self.x = x
+        return affine_product(x, self.weight, self.bias)
 
     def backward(self, g: Tensor) -> Tensor | None:
         """Return g W; write the summed gradients g^T x and sum g."""
@@ -184,20 +181,10 @@ class Dense(Affine):
             torch.sum(g, 0, out=self.bias_gradient)
         return g @ self.weight if self.wanted else None
 
-    def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """Return g W for the old weights, then apply W <- W - rate g^T x in one product."""
-        # The input gradient needs the old weights, so it comes first.
-        before = g @ self.weight if self.wanted else None
-        self.weight.addmm_(g.t(), self.x, alpha=-rate)
-        if self.bias is not None:
-            self.bias.add_(g.sum(0), alpha=-rate)
-        return before
-
     def record(self, g: Tensor) -> Tensor | None:
         """Return g W; keep the record."""
-        x, errors = self.seen(g)
-        self.affine_norms = AffineNorms(x.unsqueeze(1), errors.unsqueeze(1), bias=self.bias is not None)
-        return g @ self.kernel if self.wanted else None
+        self.affine_norms = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
+        return g @ self.weight if self.wanted else None
 
 
 class Convolution(Affine):
@@ -229,20 +216,11 @@ class Convolution(Affine):
             self.bias_gradient.copy_(bias)
         return before
 
-    def descend(self, g: Tensor, rate: float) -> Tensor | None:
-        """Return the input gradient; move weight and bias by their gradients."""
-        before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
-        self.weight.add_(weight, alpha=-rate)
-        if self.bias is not None:
-            self.bias.add_(bias, alpha=-rate)
-        return before
-
     def record(self, g: Tensor) -> Tensor | None:
         """Return the input gradient; keep the record."""
-        x, errors = self.seen(g)
-        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
+        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(
-            unfold_patches(x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
+            unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
         )
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
@@ -264,15 +242,10 @@ class FirstConvolution(Convolution):
         size = output_size(x, self.size, self.stride, self.padding)
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
-    def patches(self, x: Tensor) -> Tensor:
-        """Return the patches from the forward pass."""
-        return self.u
-
     def record(self, g: Tensor) -> None:
         """Keep the record, from the patches of the forward pass."""
-        x, errors = self.seen(g)
-        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
-        self.affine_norms = AffineNorms(self.patches(x).permute(1, 2, 0), rows, bias=self.bias is not None)
+        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        self.affine_norms = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out as the weight itself."""
@@ -284,9 +257,8 @@ class GroupedConvolution(Convolution):
 
     def record(self, g: Tensor) -> Tensor | None:
         """Return the input gradient; keep the record."""
-        x, errors = self.seen(g)
-        bias = None if self.bias is None else errors.sum((2, 3))
-        self.affine_norms = RowNorms(grouped_gradients(x, errors, self.weight.shape, self.stride, self.padding), bias)
+        bias = None if self.bias is None else g.sum((2, 3))
+        self.affine_norms = RowNorms(grouped_gradients(self.x, g, self.weight.shape, self.stride, self.padding), bias)
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
 
     def add_weight(self, total: Tensor) -> None:
@@ -299,10 +271,9 @@ class ProductConvolution(FirstConvolution):
 
     def record(self, g: Tensor) -> None:
         """Keep the record, (weights, outputs) per example."""
-        x, errors = self.seen(g)
-        rows = errors.permute(0, 2, 3, 1).flatten(1, 2)
-        found = torch.bmm(self.patches(x).permute(1, 0, 2), rows)
-        self.affine_norms = RowNorms(found.flatten(1), None if self.bias is None else rows.sum(1))
+        rows = g.permute(0, 2, 3, 1).flatten(1, 2)
+        gradients = torch.bmm(self.u.permute(1, 0, 2), rows)
+        self.affine_norms = RowNorms(gradients.flatten(1), None if self.bias is None else rows.sum(1))
 
     def add_weight(self, total: Tensor) -> None:
         """Add a weight gradient laid out (inputs, outputs)."""
@@ -364,3 +335,145 @@ def convolution_for(
     else:
         kind = FirstConvolution if few else Convolution
     return kind(*tensors, stride=size_pair(module.stride), padding=size_pair(module.padding))
+
+
+CHUNK_BYTES = 1 << 25
+"""Memory limit for the records of one chunk: they are read again soon and should stay in the cache."""
+
+
+class ChainWorker(GradientWorker):
+    """Worker with a chain of hand-written layers over flat weights and gradient."""
+
+    def __init__(self, model: FlatModel, record: str = "unfold") -> None:
+        super().__init__(model)
+        self.layers = chain_of(self.module, model.layout, self.weights, self.gradient, record) or []
+        self.channels_last = model.kind is Kind.IMAGE and not isinstance(self.layers[0], Flatten)
+        self.per_chunk = max(
+            8, CHUNK_BYTES // record_bytes(self.layers, self.inputs(np.zeros((1, *model.input_shape), np.float32)))
+        )
+
+    def logits(self, x: Tensor, *, apart: bool = False) -> Tensor:
+        """Return the logits of a batch; a chain always keeps examples apart."""
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+    def record(self, recording: bool) -> None:
+        """Tell the layers whether per-example norms will be needed."""
+        for layer in self.layers:
+            layer.recording = recording
+
+    def mean_gradient(self, x: Tensor, y: Tensor) -> None:
+        """Write the mean gradient of a batch: forward, backward, each layer writing its share."""
+        self.record(False)
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.backward(g)
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
+        """Write the clipped sum, one forward and one backward pass per chunk, from the layers' records."""
+        self.gradient.zero_()
+        self.add_passes(x, y, clip, views)
+
+    def most_examples(self, views: int) -> int:
+        """Return how many examples are computed at once."""
+        return max(1, self.per_chunk // views)
+
+    def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
+        """Add the clipped sum of the first examples of one pass."""
+        broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
+        for layer in self.layers:
+            layer.add_clipped(factors, broken)
+
+    def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
+        """Run one pass and return the squared norms of its examples from the layers' records."""
+        self.record_pass(x, y.repeat_interleave(views, 0), views)
+        recording = [layer for layer in self.layers if isinstance(layer, Affine)]
+        for layer in recording:
+            layer.join_views(views)
+        return [layer.norms() for layer in recording]
+
+    def record_pass(self, x: Tensor, labels: Tensor, views: int) -> None:
+        """Run one forward and one backward pass, with every layer keeping its record."""
+        self.record(True)
+        # Dividing by the views here makes the joined record of an example its mean gradient over views.
+        g: Tensor | None = self.model.task.output_gradient(self.logits(x), labels).div_(views)
+        for layer in reversed(self.layers):
+            if g is None:
+                break
+            g = layer.record(g)
+
+
+def chain_of(
+    module: nn.Module, layout: tuple[Slot, ...], weights: Tensor, gradient: Tensor, record: str = "unfold"
+) -> list[Layer] | None:
+    """Return the hand-written layers of a module that is a chain of known layers, else None."""
+    if type(module) is not nn.Sequential or not all(parameter.requires_grad for parameter in module.parameters()):
+        return None
+    slots = {slot.name: slot for slot in layout}
+    layers: list[Layer] = []
+    for name, child in flat_children(module):
+        tensors = tuple(
+            view_slot(slots.get(f"{name}.{word}"), flat) for flat in (weights, gradient) for word in ("weight", "bias")
+        )
+        first = not any(isinstance(layer, Affine) for layer in layers)
+        layer = layer_for(child, tensors, first, record)
+        if layer is None:
+            return None
+        layer.wanted = not first
+        if isinstance(layer, Affine):
+            layer.name = name
+        layers.append(layer)
+    # Every parameter must belong to exactly one layer of the chain: a shared or stray one would not be clipped.
+    complete = sum(len(list(c.parameters())) for _, c in flat_children(module)) == len(layout)
+    if not complete or not layers or not isinstance(layers[-1], Affine):
+        return None
+    return activations_in_place(pools_first(layers))
+
+
+def view_slot(slot: Slot | None, flat: Tensor) -> Tensor | None:
+    """Return the tensor of a slot inside a flat vector."""
+    return None if slot is None else flat[slot.start : slot.stop].view(slot.shape)
+
+
+def flat_children(module: nn.Sequential, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """Return the layers of nested chains with their full names, in order, without identities."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in module.named_children():
+        if type(child) is nn.Sequential:
+            found += flat_children(child, f"{prefix}{name}.")
+        elif not isinstance(child, nn.Identity):
+            found.append((prefix + name, child))
+    return found
+
+
+def pools_first(layers: list[Layer]) -> list[Layer]:
+    """Return the chain with every (ReLU, max pool) swapped to (max pool, ReLU)."""
+    # Both orders give the same result, and ReLU on the smaller image is cheaper.
+    ordered = list(layers)
+    for i in range(len(ordered) - 1):
+        if isinstance(ordered[i], ReLU) and isinstance(ordered[i + 1], MaxPool):
+            ordered[i], ordered[i + 1] = ordered[i + 1], ordered[i]
+    return ordered
+
+
+def activations_in_place(layers: list[Layer]) -> list[Layer]:
+    """Let activations overwrite their input where no other layer needs it: after an affine layer or a pool."""
+    for before, layer in pairwise(layers):
+        if isinstance(layer, ReLU | Tanh):
+            layer.in_place = isinstance(before, Affine | MaxPool)
+    return layers
+
+
+def record_bytes(layers: list[Layer], one: Tensor) -> int:
+    """Return the most bytes that one example's records take: patches and gradients of the convolutions."""
+    total, x = 4 * one.numel(), one
+    for layer in layers:
+        x = layer.forward(x)
+        total += 4 * x.numel()
+        if isinstance(layer, Affine) and x.dim() == 4:
+            kernel = layer.weight[0].numel()
+            total += 4 * kernel * (x.shape[2] * x.shape[3] + len(layer.weight))
+    return total
