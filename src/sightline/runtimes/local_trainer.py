@@ -1,15 +1,13 @@
-"""Local training for the simulator, in this process or in one process per core, with identical results."""
+"""Local training of the clients on this machine, in this process or in one process per core, with identical results."""
 
 import mmap
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,121 +15,165 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data import Shard
-from sightline.models import FlatModel, Splitting
-from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
+from sightline.models import FlatModel
+from sightline.randomness import Purpose, Streams
+from sightline.training import LocalWork, dp_sgd, train_local
+from sightline.training.call import TERM_TENSORS, CallId, CallKind, PrivateSteps, TrainingCall
 from sightline.training.dispatch import dense_layers
-from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.submodels import SubmodelClipping, dp_sgd_parts, train_parts
+from sightline.training.dp_sgd_settings import DPSGDSettings, Views
+from sightline.training.schedule import Schedules
+from sightline.training.submodels import ModelParts, dp_sgd_parts, train_parts
 
-
-def _run_dp_sgd(
-    model: FlatModel, starts: Tensor, shards: Sequence[Shard], *, work: LocalWork, terms: LocalTerms, **how: Any
-) -> Iterator[Any]:
-    return dp_sgd(model, starts, shards, work, DPSGDSettings(**how), terms=terms)
-
-
-def _run_dp_sgd_parts(
-    splitting: Splitting, starts: Tensor, shards: Sequence[Shard], *, work: LocalWork, terms: LocalTerms,
-    apart: SubmodelClipping, assign_rngs: Sequence[np.random.Generator], **how: Any,
-) -> Iterator[Any]:  # fmt: skip
-    settings = DPSGDSettings(apart.clip_norm, **how)
-    return dp_sgd_parts(splitting, starts, shards, work, settings, apart=apart, assign_rngs=assign_rngs, terms=terms)
-
-
-CALLS: dict[str, Callable[..., Iterator[Any]]] = {
-    "train": train_local,
-    "dp_sgd": _run_dp_sgd,
-    "train_parts": train_parts,
-    "dp_sgd_parts": _run_dp_sgd_parts,
-}
 Rows = tuple[NDArray[np.intp], Tensor]
 """Positions in the cohort, and one end vector for each."""
-
-TENSORS = ("starts", "anchor", "linear", "mask")
-"""The fields of a job that are as long as the model. They pass between processes through shared memory."""
 
 ROWS_BYTES = 1 << 27
 """Upper limit for the memory that the end vectors of one turn take."""
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """The location of a tensor of a job in shared memory: one row for all clients, or one row per client."""
-
-    place: int
-    rows: list[int] | None
-
-
 @dataclass(frozen=True, eq=False)
-class TrainingJob:
-    """One call of local training for some clients; `each` holds the arguments that differ per client."""
+class LocalClients:
+    """The clients of this machine: their examples, what the experiment asks of them, and their random streams.
 
-    call: str
-    starts: Tensor
-    terms: LocalTerms
-    each: Mapping[str, Sequence[Any] | None]
-    shared: Mapping[str, Any]
+    Guarantees: a client's rows depend on the call and on its own examples and streams only, never on the others.
+    """
 
-    def part(self, places: Sequence[int]) -> "TrainingJob":
-        """Return the same call for the clients at these positions of the cohort."""
-        rows = torch.as_tensor(list(places))
+    model: FlatModel
+    shards: Sequence[Shard]
+    work: LocalWork
+    public: Streams
+    secret: Streams
+    sizes: Sequence[int] = ()
+    """Public numbers of examples; those of the shards if not given."""
+    parts: ModelParts | None = None
+    views: Views | None = None
+    schedules: Schedules = field(init=False)
 
-        def picked(tensor: Any) -> Any:
-            return tensor if not isinstance(tensor, Tensor) or tensor.dim() == 1 else tensor[rows]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedules", Schedules(self.secret))
+        object.__setattr__(self, "sizes", list(self.sizes) or [len(shard) for shard in self.shards])
 
-        each = {name: None if many is None else [many[place] for place in places] for name, many in self.each.items()}
-        part = replace(self, each=each)
-        for name in TENSORS:
-            part = part.with_tensor(name, picked(self.tensor_of(name)))
-        return part
+    def train(self, call: TrainingCall) -> Iterator[Rows]:
+        """Train the clients of a call here, by its kind."""
+        shards = [self.shards[client] for client in call.cohort]
+        if call.kind is CallKind.DP_SGD:
+            return self._train_privately(call, shards)
+        work, terms, times = call.task.adjust_work(self.work), call.task.terms, call.task.repeat
+        work = replace(work, epochs=work.epochs and times * work.epochs, steps=work.steps and times * work.steps)
+        epochs = None if call.epochs is None else [times * epochs for epochs in call.epochs]
+        # Public streams: no amplification is claimed for the batches of plain local SGD.
+        rngs = client_rngs(self.public, Purpose.BATCHES, call)
+        if call.parts is None:
+            return train_local(self.model, call.starts, shards, work, rngs=rngs, terms=terms, epochs_of=epochs)
+        # The part of every client is drawn from the secret streams for this call, and stored nowhere.
+        splitting = call.parts.splitting.in_round(call.at.round)
+        drawn = [splitting.draw(1, rng=rng)[0] for rng in client_rngs(self.secret, Purpose.ASSIGNMENT, call)]
+        return train_parts(
+            splitting, call.starts, shards, work, assigned=drawn, rngs=rngs, terms=terms, epochs_of=epochs
+        )
 
-    def tensor_of(self, name: str) -> Any:
-        """Return the field `name`, one of `TENSORS`."""
-        return self.starts if name == "starts" else getattr(self.terms, name)
+    def _train_privately(self, call: TrainingCall, shards: Sequence[Shard]) -> Iterator[Rows]:
+        plans, clip_norm = call.plans, call.plans[0].clip_norm
+        # Secret streams: amplification by sampling holds only while the drawn batches are hidden.
+        batches, noise = (client_rngs(self.secret, purpose, call) for purpose in (Purpose.BATCHES, Purpose.NOISE))
+        whole = call.parts is None
+        settings = DPSGDSettings(
+            clip_norm=clip_norm,
+            # In parts, every part has its own clip radius, and the noise multiplier is applied per part.
+            noise_std=[plan.noise_multiplier * (plan.clip_norm if whole else 1.0) for plan in plans],
+            sample_rates=[plan.rate / max(1, plan.groups) for plan in plans],
+            steps=[plan.steps for plan in plans],
+            divisors=[plan.expected_batch for plan in plans],
+            sampling_rngs=batches,
+            noise_rngs=noise,
+            batches=self._fixed_batches(call, batches),
+            views=self.views,
+            view_rngs=None if self.views is None else client_rngs(self.secret, Purpose.VIEWS, call),
+            strategies=[plan.strategy for plan in plans] if any(plan.strategy for plan in plans) else None,
+        )
+        work, terms = call.task.adjust_work(self.work), call.task.terms
+        if call.parts is None:
+            return dp_sgd(self.model, call.starts, shards, work, settings, terms=terms)
+        rngs, apart = client_rngs(self.secret, Purpose.ASSIGNMENT, call), call.parts.clip_radii(clip_norm)
+        splitting = call.parts.splitting.in_round(call.at.round)
+        return dp_sgd_parts(splitting, call.starts, shards, work, settings, apart=apart, assign_rngs=rngs, terms=terms)
 
-    def with_tensor(self, name: str, value: Any) -> "TrainingJob":
-        """Return the same job with another value for one of `TENSORS`."""
-        if name == "starts":
-            return replace(self, starts=value)
-        # A SharedRows placeholder is not a tensor, so the constructor of LocalTerms would reject it: copy and set the
-        # field.
-        terms = copy(self.terms)
-        object.__setattr__(terms, name, value)
-        return replace(self, terms=terms)
+    def _fixed_batches(
+        self, call: TrainingCall, rngs: Sequence[np.random.Generator]
+    ) -> list[list[NDArray[np.intp]]] | None:
+        """Return every client's batches where a schedule or groups fix them; None where each step draws its own."""
+        if any(plan.groups for plan in call.plans):
+            drawing = zip(call.cohort, call.plans, rngs, strict=True)
+            return [self.grouped_batches(client, plan, call.at, rng) for client, plan, rng in drawing]
+        if any(plan.allotment is not None for plan in call.plans):
+            return [self.scheduled_batches(n, plan, call.at) for n, plan in zip(call.cohort, call.plans, strict=True)]
+        return None
 
-    def run(self, model: FlatModel | Splitting, shards: Sequence[Shard]) -> Iterator[Rows]:
-        """Train here and yield blocks of rows; calls on model parts take the splitting instead of the model."""
-        yield from CALLS[self.call](model, self.starts, shards, **self.shared, **self.each, terms=self.terms)
+    def scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
+        """Return the batches of a client's round under its hidden schedule."""
+        if plan.allotment is None:
+            raise ValueError("the plan has no schedule")
+        first = plan.first_step(at.round)
+        members, there = self.sizes[client], len(self.shards[client])
+        batches = [
+            self.schedules.members_used(step, plan.allotment, members=members, participant=client, line=plan.line)
+            for step in range(first, first + plan.steps)
+        ]
+        # A schedule is over the public number of examples; an audit may leave some of them out.
+        return batches if members == there else [batch[batch < there] for batch in batches]
+
+    def grouped_batches(
+        self, client: int, plan: PrivateSteps, at: CallId, rng: np.random.Generator
+    ) -> list[NDArray[np.intp]]:
+        """Return the batches of a segment: groups by index take turns, each example of a group drawn independently."""
+        turns = range(at.round - 1 + at.use, at.round - 1 + at.use + plan.steps)
+        groups = [np.arange(turn % plan.groups, self.sizes[client], plan.groups) for turn in turns]
+        return [group[rng.random(len(group)) < plan.rate] for group in groups]
+
+
+def client_rngs(streams: Streams, purpose: Purpose, call: TrainingCall) -> list[np.random.Generator]:
+    """Return the generator of every client of a call."""
+    at = call.at
+    return [streams.rng(purpose, round=at.round, participant=client, use=at.use) for client in call.cohort]
 
 
 class HereTrainer:
     """Trainer that runs in this process."""
 
-    def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None) -> None:
-        self._model, self._shards, self._trained = model, shards, splitting or model
+    processes = 1
 
-    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
+    def __init__(self, clients: LocalClients) -> None:
+        self._clients = clients
+
+    def run(self, call: TrainingCall) -> Iterator[Rows]:
         """Yield end vectors in the order of the cohort.
 
         The order is fixed because floating-point sums over the rows must not depend on how clients were stacked.
         """
         # float32 takes 4 bytes. At least one row, however large the model is.
-        rows = max(1, ROWS_BYTES // (4 * self._model.parameters))
-        for first in range(0, len(cohort), rows):
-            places = range(first, min(first + rows, len(cohort)))
-            part = job if len(places) == len(cohort) else job.part(places)
-            ends = torch.empty(len(places), self._model.parameters)
-            for found, some in part.run(self._trained, [self._shards[cohort[place]] for place in places]):
-                ends[torch.as_tensor(found)] = some
-            yield np.asarray(places), ends
-
-    @property
-    def processes(self) -> int:
-        """Return 1."""
-        return 1
+        count, parameters = len(call.cohort), self._clients.model.parameters
+        rows = max(1, ROWS_BYTES // (4 * parameters))
+        for first in range(0, count, rows):
+            indices = range(first, min(first + rows, count))
+            ends = torch.empty(len(indices), parameters)
+            for some, vectors in self._clients.train(call if len(indices) == count else call.select_clients(indices)):
+                ends[torch.as_tensor(some)] = vectors
+            yield np.asarray(indices), ends
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+TENSORS = ("starts", *TERM_TENSORS)
+"""The vectors of a call, which pass between processes through shared memory."""
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """The location of a tensor of a call in shared memory: one row for all clients, or one row per client."""
+
+    index: int
+    rows: list[int] | None
 
 
 SHARE = 4
@@ -148,14 +190,14 @@ class PoolTrainer:
     until the next ones are requested. An error in a process is raised here. The processes end with their parent.
     """
 
-    def __init__(self, model: FlatModel, shards: Sequence[Shard], splitting: Splitting | None, workers: int) -> None:
-        self._model, self._shards, self._trained, self._splitting = model, shards, splitting or model, splitting
-        most = ROWS_BYTES // (4 * AHEAD * model.parameters)
+    def __init__(self, clients: LocalClients, workers: int) -> None:
+        self._clients, parameters = clients, clients.model.parameters
+        most = ROWS_BYTES // (4 * AHEAD * parameters)
         self._rows = max(workers, min(most, SHARE * workers))
-        self._ends = share_rows(AHEAD * self._rows, model.parameters)
-        self._common = share_rows(len(TENSORS), model.parameters)
+        self._ends = share_rows(AHEAD * self._rows, parameters)
+        self._common = share_rows(len(TENSORS), parameters)
         # Anonymous memory takes no room until it is written, so the largest case can be mapped up front.
-        self._given = share_rows(len(TENSORS) * AHEAD * self._rows, model.parameters)
+        self._given = share_rows(len(TENSORS) * AHEAD * self._rows, parameters)
         # Fork, not spawn: the children inherit the model, the data and the mapped rows without a copy.
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
@@ -173,17 +215,17 @@ class PoolTrainer:
         """Return the number of training processes."""
         return len(self._pipes)
 
-    def run(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
+    def run(self, call: TrainingCall) -> Iterator[Rows]:
         """Yield end vectors in the order of the cohort; each block is valid until the next one is requested.
 
         A call during another one is trained in this process, which gives the same bits.
         """
         if self._busy:
-            yield from HereTrainer(self._model, self._shards, self._splitting).run(job, cohort)
+            yield from HereTrainer(self._clients).run(call)
             return
         self._busy = True
         try:
-            yield from self._run_turns(self._share_common(job), cohort)
+            yield from self._run_turns(call)
         finally:
             # A caller that stops early must leave no answers in the pipes: the next call would take them for its own.
             while self._waited_for:
@@ -191,48 +233,53 @@ class PoolTrainer:
                     self._finish_turn()
             self._busy = False
 
-    def _run_turns(self, job: TrainingJob, cohort: Sequence[int]) -> Iterator[Rows]:
-        turns = [range(first, min(first + self._rows, len(cohort))) for first in range(0, len(cohort), self._rows)]
-        for number, places in enumerate(turns[:AHEAD]):
-            self._ask_turn(job, cohort, places, number)
-        for number, places in enumerate(turns):
+    def _run_turns(self, call: TrainingCall) -> Iterator[Rows]:
+        count, common = len(call.cohort), self._share_common(call)
+        turns = [range(first, min(first + self._rows, count)) for first in range(0, count, self._rows)]
+        for number, indices in enumerate(turns[:AHEAD]):
+            self._ask_turn(call, common, indices, number)
+        for number, indices in enumerate(turns):
             # Turn n and turn n + AHEAD use the same rows: the next turn is requested only after the caller has consumed
             # this one.
             self._finish_turn()
             first = number % AHEAD * self._rows
-            yield np.asarray(places), self._ends[first : first + len(places)]
+            yield np.asarray(indices), self._ends[first : first + len(indices)]
             if number + AHEAD < len(turns):
-                self._ask_turn(job, cohort, turns[number + AHEAD], number + AHEAD)
+                self._ask_turn(call, common, turns[number + AHEAD], number + AHEAD)
 
-    def _share_common(self, job: TrainingJob) -> TrainingJob:
-        """Write the tensors that all clients share to shared memory once, and return the job that points to them."""
-        for place, name in enumerate(TENSORS):
-            value = job.tensor_of(name)
-            if value is not None and value.dim() == 1 and value.dtype == torch.float32:
-                self._common[place].copy_(value)
-                job = job.with_tensor(name, SharedRows(place, None))
-        return job
+    def _share_common(self, call: TrainingCall) -> dict[str, SharedRows]:
+        """Write the tensors that all clients share to shared memory once; return where they are."""
+        shared = {}
+        for name, value in call.tensors().items():
+            if value.dim() == 1 and value.dtype == torch.float32:
+                shared[name] = SharedRows(TENSORS.index(name), None)
+                self._common[shared[name].index].copy_(value)
+        return shared
 
-    def _ask_turn(self, job: TrainingJob, cohort: Sequence[int], places: range, number: int) -> None:
+    def _ask_turn(self, call: TrainingCall, common: Mapping[str, SharedRows], indices: range, number: int) -> None:
         first = number % AHEAD * self._rows
         asked: list[Connection] = []
         self._waited_for.append(asked)
         for process, pipe in enumerate(self._pipes):
-            mine = self._share_clients(cohort, places, process)
+            mine = self._share_clients(call.cohort, indices, process)
             if mine:
-                rows = [first + place - places.start for place in mine]
-                pipe.send((self._share_given(job.part(mine), rows), [cohort[place] for place in mine], rows))
+                rows = [first + index - indices.start for index in mine]
+                part = call.select_clients(mine)
+                pipe.send((strip_call(part), call.parts is not None, {**common, **self._share_given(part, rows)}, rows))
                 asked.append(pipe)
 
-    def _share_given(self, job: TrainingJob, rows: list[int]) -> TrainingJob:
-        """Write the per-client tensors of one process to shared memory, and return the job that points to them."""
-        for place, name in enumerate(TENSORS):
-            value = job.tensor_of(name)
-            if isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.float32:
-                own = [place * AHEAD * self._rows + row for row in rows]
+    def _share_given(self, call: TrainingCall, rows: list[int]) -> dict[str, SharedRows | Tensor]:
+        """Write the per-client tensors of one process to shared memory; return where they are, and those left over."""
+        given: dict[str, SharedRows | Tensor] = {}
+        for name, value in call.tensors().items():
+            if value.dtype != torch.float32:
+                given[name] = value
+            elif value.dim() == 2:
+                index = TENSORS.index(name)
+                own = [index * AHEAD * self._rows + row for row in rows]
                 self._given[torch.as_tensor(own)] = value
-                job = job.with_tensor(name, SharedRows(place, own))
-        return job
+                given[name] = SharedRows(index, own)
+        return given
 
     def _finish_turn(self) -> None:
         """Wait for the oldest turn in flight; raise the first error of its processes."""
@@ -241,9 +288,9 @@ class PoolTrainer:
         if failures:
             raise failures[0]
 
-    def _share_clients(self, cohort: Sequence[int], places: range, number: int) -> list[int]:
+    def _share_clients(self, cohort: Sequence[int], indices: range, number: int) -> list[int]:
         """Return the positions for one process: largest shards first, dealt in turn, so that all finish together."""
-        heavy = sorted(places, key=lambda place: (-len(self._shards[cohort[place]]), place))
+        heavy = sorted(indices, key=lambda index: (-len(self._clients.shards[cohort[index]]), index))
         return sorted(heavy[number :: len(self._pipes)])
 
     def _serve_pipe(self, pipe: Connection, not_mine: Sequence[Connection]) -> None:
@@ -254,26 +301,26 @@ class PoolTrainer:
         torch.set_num_threads(1)
         with suppress(EOFError, KeyboardInterrupt):
             while True:
-                job, clients, rows = pipe.recv()
-                pipe.send(self._run_served(job, clients, rows))
+                pipe.send(self._run_served(*pipe.recv()))
         # Skip the exit handlers that the fork inherited: they belong to the parent.
         os._exit(0)
 
-    def _run_served(self, job: TrainingJob, clients: Sequence[int], rows: Sequence[int]) -> BaseException | None:
+    def _run_served(
+        self, call: TrainingCall, in_parts: bool, tensors: Mapping[str, SharedRows | Tensor], rows: Sequence[int]
+    ) -> BaseException | None:
         try:
-            for name in TENSORS:
-                shared = job.tensor_of(name)
-                if isinstance(shared, SharedRows):
-                    own = (
-                        self._common[shared.place] if shared.rows is None else self._given[torch.as_tensor(shared.rows)]
-                    )
-                    job = job.with_tensor(name, own)
-            for places, ends in job.run(self._trained, [self._shards[client] for client in clients]):
-                for place, end in zip(places.tolist(), ends, strict=True):
-                    self._ends[rows[place]] = end
+            call = call.with_tensors({name: self._read_shared(value) for name, value in tensors.items()})
+            for indices, ends in self._clients.train(replace(call, parts=self._clients.parts if in_parts else None)):
+                for index, end in zip(indices.tolist(), ends, strict=True):
+                    self._ends[rows[index]] = end
         except Exception as error:
             return error
         return None
+
+    def _read_shared(self, value: SharedRows | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value
+        return self._common[value.index] if value.rows is None else self._given[torch.as_tensor(value.rows)]
 
     def close(self) -> None:
         """Close the pipes; the processes end at EOF."""
@@ -287,22 +334,27 @@ def share_rows(rows: int, parameters: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(rows, parameters)
 
 
+def strip_call(call: TrainingCall) -> TrainingCall:
+    """Return what is sent of a call: no vectors, and nothing that a forked process has already or must not know."""
+    task = replace(call.task, anchor=None, linear=None, mask=None)
+    plans = [replace(plan, splitter=None) for plan in call.plans] if call.parts is not None else call.plans
+    return replace(call, starts=torch.empty(0), task=task, plans=plans, parts=None, state=None)
+
+
 def _receive_answer(pipe: Connection) -> BaseException | None:
     try:
-        found: BaseException | None = pipe.recv()
-        return found
+        answer: BaseException | None = pipe.recv()
+        return answer
     except EOFError:
         return RuntimeError("a training process ended unexpectedly; the run can go on with --resume")
 
 
-def trainer_for(
-    model: FlatModel, shards: Sequence[Shard], workers: int, splitting: Splitting | None = None
-) -> HereTrainer | PoolTrainer:
+def trainer_for(clients: LocalClients, workers: int) -> HereTrainer | PoolTrainer:
     """Return a pool where processes pay off, and the in-process trainer otherwise.
 
     Stacks of dense networks are done before they could be shared out, and an accelerator is one device for all.
     """
-    here = model.device.type != "cpu" or dense_layers(model) is not None
-    if workers > 1 and len(shards) > 1 and not here:
-        return PoolTrainer(model, shards, splitting, workers)
-    return HereTrainer(model, shards, splitting)
+    here = clients.model.device.type != "cpu" or dense_layers(clients.model) is not None
+    return (
+        PoolTrainer(clients, workers) if workers > 1 and len(clients.shards) > 1 and not here else HereTrainer(clients)
+    )

@@ -12,9 +12,9 @@ import numpy as np
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid
 from sightline.randomness import Streams
-from sightline.runtimes.local_trainer import HereTrainer, PoolTrainer, TrainingJob
+from sightline.runtimes.local_trainer import HereTrainer, LocalClients, PoolTrainer
 from sightline.runtimes.simulator import Simulator
-from sightline.training import LocalTerms
+from sightline.training.call import CallId, CallKind, PrivateSteps, TrainingCall
 from sightline.training.dispatch import dense_layers
 from sightline.training.local_work import steps_of
 from sightline.training.machine import count_cores, keep_measured, recall_measured
@@ -85,10 +85,10 @@ def choose_workers(setting: BuiltExperiment) -> int:
 def planned_steps(setting: BuiltExperiment) -> float:
     """Return the expected number of local steps of the run, from public settings and sizes only."""
     # The choice must not depend on a draw: cohorts are secret where sampling is claimed to amplify.
-    expected = math.fsum(setting.sampler_of(channel).expected for channel in setting.topology.gathers)
+    expected = math.fsum(setting.sampler_of(channel).expected for channel in setting.topology.gathering_channels)
     work, sizes = local_work(setting.experiment), setting.federation.sizes.tolist()
-    plans = [setting.mechanism.steps_of(client) for client in setting.clients]
-    steps = [steps_of(size, work) if plan is None else plan.steps for size, plan in zip(sizes, plans, strict=True)]
+    plans = setting.mechanism.facts.private_steps
+    steps = [plans[client].steps if client in plans else steps_of(sizes[client], work) for client in setting.clients]
     return setting.experiment.rounds * expected * float(np.mean(steps))
 
 
@@ -97,18 +97,41 @@ def worth_processes(work: MeasuredWork, steps: float, cores: int, *, timing: "Ti
 
     The measurement is made once per kind of work and machine.
     """
-    timing = timing or Timing()
-    key = f"{work.key} {work.work.paths.plain} {work.work.paths.record} {work.work.paths.noise}"
-    step = _recall_number(f"{key} step", "seconds") or timing.one_step(work)
-    # The stored value wins over the new one, so that concurrent runs on this machine decide alike.
-    step = float(keep_measured(f"{key} step", {"seconds": step}).get("seconds", step))
-    if steps * step < WORTH_SECONDS:
+    timing, key = timing or Timing(), _key_of(work)
+    if steps * step_seconds(work, timing) < WORTH_SECONDS:
         return False
     share = _recall_number(f"{key} workers {cores}", "share")
     if share is None:
         one, many = timing.one_and_many(work, cores)
         share = float(keep_measured(f"{key} workers {cores}", {"share": many / one}).get("share", many / one))
     return share <= WORTH
+
+
+def _key_of(work: MeasuredWork) -> str:
+    return f"{work.key} {work.work.paths.plain} {work.work.paths.record} {work.work.paths.noise}"
+
+
+def step_seconds(work: MeasuredWork, timing: "Timing") -> float:
+    """Return the seconds of one local step, measured once per kind of work and machine."""
+    key = f"{_key_of(work)} step"
+    step = _recall_number(key, "seconds") or timing.one_step(work)
+    # The stored value wins over the new one, so that concurrent runs on this machine decide alike.
+    return float(keep_measured(key, {"seconds": step}).get("seconds", step))
+
+
+def estimate_seconds(setting: BuiltExperiment) -> float | None:
+    """Return roughly how long training and evaluation take in one process here; None where steps are not measured.
+
+    The step is measured on made-up examples; nothing is trained.
+    """
+    work = measured_work(setting.experiment, setting.model, setting.federation.sizes.tolist())
+    if work is None or setting.splitter is not None or setting.model.device.type != "cpu":
+        return None
+    step, federation = step_seconds(work, Timing()), setting.federation
+    # A forward pass takes about a third of a step.
+    tested = len(federation.test) + sum(len(client.test) for client in federation.clients)
+    evaluations = setting.experiment.rounds / setting.experiment.evaluate_every
+    return step * (planned_steps(setting) + evaluations * tested / (3 * work.width))
 
 
 def _recall_number(key: str, name: str) -> float | None:
@@ -127,16 +150,15 @@ class Timing:
 
     def one_and_many(self, work: MeasuredWork, cores: int) -> tuple[float, float]:
         """Return the best seconds for the same clients in this process and in `cores` processes, measured in turns."""
-        cohort = range(EACH * cores)
-        shards, job = [work.made_up_shard()] * len(cohort), made_up_job(work, len(cohort))
-        many = PoolTrainer(work.model, shards, None, cores)
-        trainers: dict[str, HereTrainer | PoolTrainer] = {"one": HereTrainer(work.model, shards, None), "many": many}
+        clients, call = made_up_clients(work, EACH * cores)
+        many = PoolTrainer(clients, cores)
+        trainers: dict[str, HereTrainer | PoolTrainer] = {"one": HereTrainer(clients), "many": many}
         best, begun = dict.fromkeys(trainers, math.inf), time.perf_counter()
         try:
             for turn in range(4):
                 for name, trainer in trainers.items():
                     first = time.perf_counter()
-                    for _, ends in trainer.run(job, cohort):
+                    for _, ends in trainer.run(call):
                         # Include the parent's own work: it sums the rows while the pool trains.
                         ends.double().sum(0)
                     best[name] = min(best[name], time.perf_counter() - first)
@@ -147,15 +169,11 @@ class Timing:
         return best["one"], best["many"]
 
 
-def made_up_job(work: MeasuredWork, clients: int) -> TrainingJob:
-    """Return a training job for `clients` clients on made-up examples; no real data are read."""
-    rngs = [np.random.default_rng(client) for client in range(clients)]
-    start, steps = work.model.init(np.random.default_rng(0)), replace(work.work, epochs=None, steps=STEPS)
-    steps = replace(steps, batch_size=work.width)
-    if not work.private:
-        return TrainingJob("train", start, LocalTerms(), {"rngs": rngs, "epochs_of": None}, {"work": steps})
-    each = vars(work.private_settings(rngs))
-    shared = {"work": steps, "clip_norm": each.pop("clip_norm")}
-    return TrainingJob(
-        "dp_sgd", start, LocalTerms(), {name: one for name, one in each.items() if one is not None}, shared
-    )
+def made_up_clients(work: MeasuredWork, count: int) -> tuple[LocalClients, TrainingCall]:
+    """Return clients with made-up examples and a call that trains all of them; no real data are read."""
+    streams, start = Streams.from_seed(0), work.model.init(np.random.default_rng(0))
+    steps = replace(work.work, epochs=None, steps=STEPS, batch_size=work.width)
+    clients = LocalClients(work.model, [work.made_up_shard()] * count, steps, streams, streams)
+    kind = CallKind.DP_SGD if work.private else CallKind.TRAIN
+    plans = [PrivateSteps(1.0, 1.0, 0.5, STEPS, float(work.width))] * count if work.private else []
+    return clients, TrainingCall(kind, range(count), start, CallId(1, 0), plans=plans)

@@ -1,5 +1,7 @@
 """The ClientApp and ServerApp of an experiment: the engine's loop, and a site or simulated client at each node."""
 
+import json
+import logging
 import math
 import os
 import secrets
@@ -19,7 +21,8 @@ from sightline.config import Experiment, read
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.data.formats import read_arrays
 from sightline.engine import BuiltExperiment
-from sightline.engine.run_directory import NODES_LOG, RUN_ID
+from sightline.engine.loop import MakeWorker
+from sightline.engine.run_directory import ANSWERS_LOG, NODES_LOG, RUN_ID
 from sightline.errors import SightlineError, invalid
 from sightline.formatting import metric_words
 from sightline.randomness import write_secret
@@ -122,7 +125,8 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
         refuse_a_known_seed(experiment)
         register = read_register(str(config.get("register") or ""), experiment.data.clients)
         roll = NodeRegistry(grid, register, say)
-        wait_for_sites(roll, experiment.data.clients, seconds=float(config.get("wait", 300.0)), say=say)
+        seconds = float(config.get("wait", 300.0))
+        wait_for_sites(roll, experiment.data.clients, seconds=seconds, say=say, label=register.label)
         federation = gathered_sites(experiment, roll, register, config)
     setting = engine.calibrate_noise(
         engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None
@@ -134,8 +138,9 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
             return simulated_worker(setting, directory, grid)
         largest = ANSWER_BYTES + 16 * setting.model.parameters
         post = GridTransport(grid, roll, timeout=float(config.get("timeout", 600.0)), largest=largest)
-        tell = partial(tell_left_out, directory / NODES_LOG, say)
-        return RemoteClients(setting, post, words={"run": run_id(directory)}, simulated=False, tell=tell)
+        tell, answered = partial(tell_left_out, directory, say), partial(log_answer, directory)
+        words = {"run": run_id(directory)}
+        return RemoteClients(setting, post, words=words, simulated=False, tell=tell, tell_answer=answered)
 
     engine.run_loop(
         setting,
@@ -150,6 +155,37 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
     return directory
 
 
+def simulate_nodes(built: BuiltExperiment, directory: Path, loop: Callable[[MakeWorker], Any], *, workers: int) -> None:
+    """Run the loop with every client as a node of Flower's simulation engine, `workers` of them at a time.
+
+    Guarantees: the same numbers as the simulator for the same seed; an error in the loop is raised here unchanged.
+    """
+    # Only a simulation needs Ray, so a SuperNode never imports this.
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    outcome: list[BaseException] = []
+
+    def main(grid: Grid, context: Context) -> None:
+        def worker(built: BuiltExperiment, *streams: Any) -> RemoteClients:
+            return simulated_worker(built, directory, grid)
+
+        try:
+            loop(worker)
+        except BaseException as error:
+            # Keep the error and raise it after the simulation, so that the caller gets ours and not Flower's.
+            outcome.append(error)
+
+    server = ServerApp()
+    server.main()(main)
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    ray = {"num_cpus": workers, "include_dashboard": False}
+    backend = {"client_resources": resources, "init_args": ray}
+    run_simulation(server, app, len(built.clients), backend_config=backend)
+    if outcome:
+        raise outcome[0]
+
+
 def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> RemoteClients:
     """Return an executor whose clients run on the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
@@ -158,12 +194,14 @@ def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> R
     return simulated_clients(setting, directory, post)
 
 
-def wait_for_sites(roll: NodeOf, clients: int, *, seconds: float, say: Say) -> None:
+def wait_for_sites(
+    roll: NodeOf, clients: int, *, seconds: float, say: Say, label: Callable[[int], str] = client_name
+) -> None:
     """Return when every site has joined; report the missing ones, and raise after `seconds`."""
     begun, told, told_at = time.monotonic(), "", -math.inf
     while missing := sorted(set(range(clients)) - set(roll())):
         waited = time.monotonic() - begun
-        names = ", ".join(client_name(client) for client in missing[:MOST_NAMES])
+        names = ", ".join(label(client) for client in missing[:MOST_NAMES])
         names += f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
         if waited > seconds:
             raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not join in {seconds:g} s")
@@ -213,15 +251,27 @@ def run_id(directory: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def tell_left_out(log: Path, say: Say, round: int, client: int, why: str) -> None:
+def tell_left_out(directory: Path, say: Say, round: int, client: int, why: str) -> None:
     """Tell the operator why a client was left out."""
+    line = f"round {round}: {client_name(client)} left out: {why}"
+    _append(directory / NODES_LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+    log_answer(directory, round, client, why)
+    say(line)
+
+
+def log_answer(directory: Path, round: int, client: int, why: str = "") -> None:
+    """Write one JSON line about a client's answer; `why` if it was left out."""
+    outcome = {"outcome": "left out", "why": why} if why else {"outcome": "answered"}
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    line = {"time": moment, "event": "answer", "round": round, "client": client_name(client)} | outcome
+    _append(directory / ANSWERS_LOG, json.dumps(line))
+
+
+def _append(log: Path, line: str) -> None:
     # Who was asked is secret where sampling is claimed to hide it: owner-only file and the operator's output, no
     # report.
-    line = f"round {round}: {client_name(client)} left out: {why}"
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(handle, "a", encoding="utf-8") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-    say(line)
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def round_said(say: Say, rounds: int, row: Mapping[str, Any]) -> None:

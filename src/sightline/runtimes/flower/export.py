@@ -94,8 +94,8 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
     """
     federation = engine.build_experiment(experiment).federation
     if federation.target_shape or federation.test.y.dtype.kind == "f":
-        law = "sites hold labels, one for each example, and this task predicts something else"
-        invalid("model.task", experiment.model.target, law, "use task = classification or binary with real sites")
+        reason = "sites hold labels, one for each example, and this task predicts something else"
+        invalid("model.task", experiment.model.target, reason, "use task = classification or binary with real sites")
     _check_new(directory)
     found = []
     for number, client in enumerate(federation.clients):

@@ -3,52 +3,30 @@
 import json
 import math
 import time
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
 
-from sightline.config.section import Section
 from sightline.data import Kind
 from sightline.errors import InvalidInput, SightlineError, invalid, printable
+from sightline.runtimes.flower.federation import MOST_CLIENT, MOST_EXAMPLES, RegisterFile, read_public_key, read_section
 from sightline.runtimes.remote.clients import LONGEST_REASON
 from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, LARGEST_WORDS, WireMessage, read_npy, read_words
 from sightline.runtimes.site.site import HELLO
 from sightline.topology import client_name
 
-LARGEST_REGISTER = 1 << 24
-MOST_EXAMPLES = 10**8
-MOST = {"client": 10**6, "examples": MOST_EXAMPLES, "classes": 10**5, "vocabulary": 10**7}
+MOST = {"client": MOST_CLIENT, "examples": MOST_EXAMPLES, "classes": 10**5, "vocabulary": 10**7}
 """Upper limits for the facts of a site."""
 MOST_NUMBERS = 10**7
 """Upper limit for the numbers in one example."""
-
-
-class RegisteredSite(Section):
-    """One `[[site]]` of the register."""
-
-    client: Annotated[int, Field(ge=0, le=MOST["client"])]
-    key: str
-    """The node's public key: the line of its .pub file, as `ssh-keygen -t ecdsa` writes it."""
-    examples: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
-    """The number of examples, as the owner told the operator; a node that says otherwise is turned away."""
-
-
-class RegisterFile(Section):
-    """The register file."""
-
-    site: list[RegisteredSite]
 
 
 @dataclass(frozen=True)
@@ -58,44 +36,34 @@ class Register:
     client_of: Mapping[bytes, int]
     """By public key, in PEM as Flower reports it."""
     examples: Mapping[int, int]
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What people call a client, where the register says it."""
+
+    def label(self, client: int) -> str:
+        """Return a client as the operator's output names it."""
+        name = self.names.get(client)
+        return client_name(client) if name is None else f"{client_name(client)} ({name})"
 
 
 def read_register(path: str, clients: int) -> Register:
     """Return the operator's register; raise InvalidInput unless every client has exactly one key of its own."""
     if not path:
-        law = "real sites are known by their keys, and the server's own file says whose key is whose"
-        invalid("register", path, law, "give register=FILE in --run-config; docs/deployment.md shows one")
-    try:
-        with open(path, "rb") as file:
-            text = file.read(LARGEST_REGISTER).decode()
-        sites = RegisterFile.model_validate(tomllib.loads(text)).site
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        invalid("register", path, f"cannot be read ({type(error).__name__})")
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        invalid(f"register: {'.'.join(str(part) for part in first['loc'])}", first["input"], first["msg"])
+        reason = "real sites are known by their keys, and the server's own file says whose key is whose"
+        invalid("register", path, reason, "give register=FILE in --run-config; docs/deployment.md shows one")
+    sites = read_section(Path(path), RegisterFile, "register").site
     client_of: dict[bytes, int] = {}
     for site in sites:
-        key = read_key(site)
+        key = read_public_key(site.key, "register: key", f"the key of {client_name(site.client)}")
         if key in client_of or site.client in client_of.values():
             invalid(
                 "register: client", site.client, "one client has one key, and one key is one client's", "remove one"
             )
         client_of[key] = site.client
     if missing := sorted(set(range(clients)) - set(client_of.values())):
-        law = f"{client_name(missing[0])} is not in it, and the experiment has {clients} clients"
-        invalid("register", Path(path).name, law, "add its [[site]] with client, key and examples")
-    return Register(client_of, {site.client: site.examples for site in sites})
-
-
-def read_key(site: RegisteredSite) -> bytes:
-    """Return a public key in the form in which Flower reports the keys of nodes."""
-    try:
-        key = load_ssh_public_key(site.key.strip().encode())
-        return bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    except (ValueError, UnsupportedAlgorithm):
-        law = f"the key of {client_name(site.client)} is not an OpenSSH public key"
-        invalid("register: key", site.key[:60], law, "paste the line of its .pub file")
+        reason = f"{client_name(missing[0])} is not in it, and the experiment has {clients} clients"
+        invalid("register", Path(path).name, reason, "add its [[site]] with client, key and examples")
+    names = {site.client: site.name for site in sites if site.name is not None}
+    return Register(client_of, {site.client: site.examples for site in sites}, names)
 
 
 KINDRED = ("shape", "kind", "classes", "vocabulary")
@@ -132,7 +100,9 @@ class NodeRegistry:
         for node, client in here.items():
             if client is not None and self._tries.get(node, 0) < TRIES:
                 new[node] = (node, WireMessage({"call": HELLO}))
-                self._tell(f"node {node}: connected with the key of {client_name(client)}, asked for its hello")
+                self._tell(
+                    f"node {node}: connected with the key of {self._register.label(client)}, asked for its hello"
+                )
         # A node may still be starting: it is asked up to TRIES times before it is left alone.
         answers = exchange_messages(self._grid, new, group=HELLO, timeout=HELLO_SECONDS, largest=HELLO_BYTES)
         for node, answer in answers.items():

@@ -18,9 +18,9 @@ from torch import Tensor
 from sightline.accounting import refuse_large_delta
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Unit
-from sightline.ledger import Ledger, StepKind, StepLedger
+from sightline.ledger import StepKind, StepLedger
 from sightline.mechanisms.clip_and_noise import FloatSum
-from sightline.private_loop import check_count, choose_event, digest_of, noise_of, streams_of
+from sightline.private_loop import SteppedLedger, check_count, choose_event, digest_of, streams_of
 from sightline.randomness import Purpose
 from sightline.training.dp_sgd_settings import check_clip_norm
 
@@ -76,7 +76,7 @@ class OpenRound:
         return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in moved.items()})
 
 
-class PrivateStrategy(Strategy):  # type: ignore[misc]
+class PrivateStrategy(SteppedLedger, Strategy):  # type: ignore[misc]
     r"""A Flower strategy made private: each round releases W + (sum_i clip(W_i - W, C) + N(0, (z C)^2)) / m.
 
     W is the model that was sent and W_i what client i returns; its claimed number of examples is ignored. The wrapped
@@ -112,8 +112,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
         if rate is not None and not 0 < rate <= 1:
             invalid("rate", rate, "a probability lies in (0, 1]")
         if getattr(strategy, "fraction_evaluate", 0.0) > 0:
-            law = "what clients find when they evaluate would be published without noise"
-            refuse("fraction_evaluate", strategy.fraction_evaluate, law, "set it to 0.0; evaluate_fn has public data")
+            reason = "what clients find when they evaluate would be published without noise"
+            refuse("fraction_evaluate", strategy.fraction_evaluate, reason, "set it to 0.0; use evaluate_fn instead")
         self.strategy, self.clip_norm, self.rate = strategy, clip_norm, rate
         self.streams = streams_of(seed, calls=2)
         self.steps = StepLedger(ledger, ROUNDS, delta=delta, budget=epsilon)
@@ -125,24 +125,6 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]
             self.steps.close()
             raise
         self._open: OpenRound | None = None
-
-    @property
-    def ledger(self) -> Ledger:
-        """Return the ledger of every round so far: `ledger.epsilon("clients", "public", delta)`."""
-        return self.steps.ledger
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Return z: the noise on the sum has standard deviation z C."""
-        return noise_of(self.steps.event)
-
-    def epsilon(self, *, delta: float | None = None) -> float:
-        """Return what the rounds so far cost each client, against everyone but the server."""
-        return self.steps.epsilon(delta=delta)
-
-    def close(self) -> None:
-        """Close the ledger; no round can follow."""
-        self.steps.close()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -6,7 +6,6 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +16,20 @@ from sightline.engine.build import BuiltExperiment
 from sightline.engine.run_directory import SECRET
 from sightline.errors import SightlineError, invalid
 from sightline.mechanisms import (
-    Block,
+    ChannelMechanism,
     ClientOutput,
-    ClientState,
     Cohort,
     Mechanism,
     ModelChoice,
-    PrivateSteps,
     Public,
     ReleaseContext,
-    StateAccess,
     Updates,
 )
 from sightline.mechanisms.samplers import Full
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, WireMessage
 from sightline.runtimes.simulator import Simulator
+from sightline.training.call import Block, CallKind, ClientState, PrivateSteps, StateAccess
 from sightline.training.local_work import read_paths
 from sightline.training.measure_paths import local_work, missing_paths
 
@@ -64,10 +61,10 @@ class ClientSide:
         """Return a client side with the same streams over other data."""
         return ClientSide(setting, self._public, self._secret)
 
-    def mechanism(self, noise: float | None, context: ReleaseContext) -> Mechanism:
+    def mechanism(self, noise: float | None, context: ReleaseContext) -> ChannelMechanism:
         """Return the experiment's mechanism with this client's noise, resolved for the channel that asks."""
         found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
-        return found.at(context)
+        return found.at(context.channel)
 
     def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -100,7 +97,9 @@ class ClientSide:
             ),
         )
 
-    def compute_task(self, task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Result:
+    def compute_task(
+        self, task: Task, updates: Updates, context: ReleaseContext, mechanism: ChannelMechanism
+    ) -> Result:
         """Return the result of a task."""
         if task.call == CHOOSE:
             choice = read_choice(task).draw_choices(self._simulator, context)[task.client]
@@ -108,28 +107,22 @@ class ClientSide:
         elif task.call == LEAVING:
             _, value, rejected = single_output(mechanism.client_outputs(updates, context))
         else:
-            value, rejected = next(self._raw_output(task, updates, mechanism))[1][0], False
+            value, rejected = next(self._raw_output(task, updates))[1][0], False
         recall = updates.recall
         if recall is None:
             return Result(value, rejected, None)
         return Result(value, rejected, recall.after.get(task.client), recall.noised)
 
-    def _raw_output(self, task: Task, updates: Updates, mechanism: Mechanism) -> Iterator[Block]:
-        cohort, work, plans = [task.client], self._simulator, [self._private_plan(task, mechanism)] if task.plan else []
-        if task.call == "train":
-            how: dict[str, Any] = {"at": task.at, "task": task.local_task, "recall": updates.recall}
-            return work.train(cohort, task.start, **how, splitter=updates.splitter)
-        if task.call == "dp_sgd":
-            return work.dp_sgd(cohort, task.start, plans=plans, at=task.at, task=task.local_task, recall=updates.recall)
-        if task.call == "gradient_sums":
-            return work.gradient_sums(cohort, task.start, plans=plans, at=task.at)
+    def _raw_output(self, task: Task, updates: Updates) -> Iterator[Block]:
+        plans = [self._private_plan(task)] if task.plan else []
         linear = {} if task.linear is None else {task.client: task.linear}
-        tolerance = float(task.gradient_tolerance or 0.0)
-        return work.minimise(cohort, task.start, task=task.local_task, linear=linear, gradient_tolerance=tolerance)
+        call = updates.make_call(CallKind(task.call), plans)
+        call = replace(call, linear=linear, gradient_tolerance=float(task.gradient_tolerance or 0.0))
+        return self._simulator.run(call)
 
-    def _private_plan(self, task: Task, mechanism: Mechanism) -> PrivateSteps:
+    def _private_plan(self, task: Task) -> PrivateSteps:
         """Return the client's own plan with the numbers that the task asks for."""
-        own = mechanism.steps_of(task.client) or PrivateSteps(1.0, 1.0, 1.0, 1, 1.0)
+        own = self.setting.mechanism.facts.private_steps.get(task.client, PrivateSteps(1.0, 1.0, 1.0, 1, 1.0))
         asked = replace(own, **(task.plan or {}))
         # Correlated noise is charged for the planned batches and steps; any other number would not be covered.
         if own.strategy is not None and (asked.groups, asked.steps, asked.rate) != (own.groups, own.steps, own.rate):
@@ -165,7 +158,7 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
         name = "" if task.memory is None else f"{task.client}/{task.memory.name}"
         if task.kept is not None:
             kept[name] = task.kept
-        updates = side.updates_for(task, kept.get(name), noised=side.setting.mechanism.keeps_noised)
+        updates = side.updates_for(task, kept.get(name), noised=side.setting.mechanism.facts.keeps_noised)
         context = side.release_context(task)
         result = side.compute_task(task, updates, context, side.mechanism(message.words.get("noise"), context))
     except SightlineError as error:

@@ -3,14 +3,13 @@
 import json
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline import mkl
@@ -19,16 +18,11 @@ from sightline.data.load import data_root
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import SightlineError, printable, refuse
 from sightline.mechanisms import (
-    Block,
-    CallId,
+    ChannelMechanism,
     ClientOutput,
-    Mechanism,
     ModelChoice,
     NoisedBy,
-    PrivateSteps,
     ReleaseContext,
-    Splitter,
-    StateAccess,
     Updates,
 )
 from sightline.plugins import TRANSPORT, locate_plugin
@@ -37,13 +31,13 @@ from sightline.runtimes.remote.message import (
     LEAVING,
     MARKS,
     QUESTION,
-    Request,
+    Question,
     WireMessage,
     experiment_digest,
     own_tensor,
 )
 from sightline.topology import client_name
-from sightline.training import LocalTask
+from sightline.training.call import Block, CallId, CallKind, StateAccess, TrainingCall
 from sightline.training.local_work import BY_RULE
 
 LARGEST_NORM = 1e6
@@ -91,7 +85,7 @@ def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
     return "answers another question than the one that was asked"
 
 
-def expected_of(setting: BuiltExperiment, mechanism: Mechanism, context: ReleaseContext) -> ExpectedAnswer:
+def expected_of(setting: BuiltExperiment, mechanism: ChannelMechanism, context: ReleaseContext) -> ExpectedAnswer:
     """Return the expected form of a member's part of the mechanism, bounded by the mechanism if it has a bound."""
     dimension = setting.model.parameters
     largest = mechanism.largest_output(context, dimension=dimension, splitter=setting.splitter)
@@ -171,6 +165,7 @@ class RemoteClients:
         words: Mapping[str, Any],
         simulated: bool,
         tell: Callable[[int, int, str], None] | None = None,
+        tell_answer: Callable[[int, int], None] = lambda round, client: None,
     ) -> None:
         # As in the simulator: the server's own sums must have the same bits.
         torch.set_num_threads(1)
@@ -178,7 +173,7 @@ class RemoteClients:
         self.dimension = setting.model.parameters
         self.sizes = setting.federation.sizes.tolist()
         self._setting, self._post, self._simulated = setting, post, simulated
-        self._tell = tell
+        self._tell, self._tell_answer = tell, tell_answer
         self._sends_tasks = simulated
         self._words = dict(words)
         self._common = self._words | {"experiment": to_toml(setting.experiment)}
@@ -202,118 +197,63 @@ class RemoteClients:
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield the outputs of the members' own part of the mechanism."""
-        how = (updates.start_rows(), updates.at, updates.task, _state_words(updates.recall), context.channel)
-        ask = Request(LEAVING, *how, line=context.line)
-        mechanism, members = self._setting.mechanism.at(context), updates.cohort.members
-        noise = mechanism.noise_multipliers(members) if mechanism.noised_by(context) is NoisedBy.CLIENT else None
-        expected = expected_of(self._setting, mechanism, context)
-        for client, answer in self._usable_answers(members, ask, updates.recall, expected, noise):
+        question = Question(LEAVING, updates.make_call(CallKind.TRAIN), context.channel, context.line)
+        mechanism, members = self._setting.mechanism.at(context.channel), updates.cohort.members
+        noise = mechanism.noise_multipliers(members) if mechanism.noised_by is NoisedBy.CLIENT else None
+        for client, answer in self._usable_answers(question, expected_of(self._setting, mechanism, context), noise):
             yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return the model that each member chose by itself."""
-        models = torch.stack([model.value for model in ballot.candidates])
-        at = CallId(context.time, context.use)
-        ask = Request(CHOOSE, models[0], at, channel=context.channel, candidates=models, epsilon=ballot.epsilon)
-        answers = self._usable_answers(ballot.choosers.members, ask, None, ExpectedAnswer(1, len(models) - 1.0))
+        call = ballot.make_call(CallId(context.time, context.use))
+        question = Question(CHOOSE, call, context.channel, epsilon=ballot.epsilon)
+        answers = self._usable_answers(question, ExpectedAnswer(1, len(ballot.candidates) - 1.0))
         return {client: max(0, round(float(answer.arrays["value"][0]))) for client, answer in answers}
 
-    def train(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        at: CallId,
-        task: LocalTask,
-        recall: StateAccess | None = None,
-        splitter: Splitter | None = None,
-    ) -> Iterator[Block]:
-        """Yield end vectors sent without noise; parts of models are drawn by the nodes themselves."""
-        yield from self._result_blocks(cohort, Request("train", starts, at, task, _state_words(recall)), recall)
-
-    def dp_sgd(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        plans: Sequence[PrivateSteps],
-        at: CallId,
-        task: LocalTask,
-        recall: StateAccess | None = None,
-    ) -> Iterator[Block]:
-        """Yield end vectors of private steps under the server's plans; a site treats them as values without noise."""
-        yield from self._result_blocks(
-            cohort, Request("dp_sgd", starts, at, task, _state_words(recall), plans=plans), recall
-        )
-
-    def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
-    ) -> Iterator[Block]:
-        """Yield sums of clipped gradients, sent without noise."""
-        yield from self._result_blocks(cohort, Request("gradient_sums", starts, at, plans=plans), None)
-
-    def minimise(
-        self,
-        cohort: Sequence[int],
-        starts: Tensor,
-        *,
-        task: LocalTask,
-        linear: Mapping[int, NDArray[np.float64]],
-        gradient_tolerance: float,
-    ) -> Iterator[Block]:
-        """Yield exact minimisers, sent without noise."""
-        at = CallId(0, 0)
-        ask = Request("minimise", starts, at, task, linear=linear, gradient_tolerance=gradient_tolerance)
-        yield from self._result_blocks(cohort, ask, None)
-
-    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Raise Refused: counts of right answers must not leave a node; the nodes choose by themselves."""
-        refuse("right_answers", len(cohort), "counts of right answers do not leave a node", "let the nodes choose")
-
-    def _result_blocks(self, cohort: Sequence[int], ask: Request, recall: StateAccess | None) -> Iterator[Block]:
-        for client, answer in self._usable_answers(cohort, ask, recall, ExpectedAnswer(self.dimension)):
-            yield [client], own_tensor(answer.arrays["value"])[None]
+    def run(self, call: TrainingCall) -> Iterator[Block]:
+        """Yield results sent without noise; nodes draw parts of models themselves, and count no right answers."""
+        if call.kind is CallKind.RIGHT_ANSWERS:
+            reason = "counts of right answers do not leave a node"
+            refuse("right_answers", len(call.cohort), reason, "let the nodes choose")
+        answers = self._usable_answers(Question(call.kind.value, call), ExpectedAnswer(self.dimension))
+        return (([client], own_tensor(answer.arrays["value"])[None]) for client, answer in answers)
 
     def _usable_answers(
-        self,
-        cohort: Sequence[int],
-        ask: Request,
-        recall: StateAccess | None,
-        expected: ExpectedAnswer,
-        noise: Mapping[int, float] | None = None,
+        self, question: Question, expected: ExpectedAnswer, noise: Mapping[int, float] | None = None
     ) -> Iterator[tuple[int, WireMessage]]:
         """Yield the usable answers in the order of the cohort."""
+        cohort, at, state = question.call.cohort, question.call.at, question.call.state
         turn, answered = max(1, ROWS_BYTES // (4 * self.dimension)), 0
         for first in range(0, len(cohort), turn):
-            places = range(first, min(first + turn, len(cohort)))
-            messages = {cohort[place]: self._message_for(ask, place, cohort[place], recall, noise) for place in places}
-            group = f"{ask.channel.name if ask.channel else 'server'}/{ask.at.round}"
-            found = self._post.ask(messages, group)
+            indices = range(first, min(first + turn, len(cohort)))
+            messages = {cohort[index]: self._message_for(question, index, noise) for index in indices}
+            answers = self._post.ask(messages, f"{question.channel.name if question.channel else 'server'}/{at.round}")
             for client, message in messages.items():
-                answer = found.get(client, "no answer")
+                answer = answers.get(client, "no answer")
                 why = answer if isinstance(answer, str) else self._why_wrong(expected, answer, message)
                 if why or isinstance(answer, str):
                     # The release was claimed for everybody before anyone was asked, so the ledger stays an upper bound.
-                    self._left_out(ask.at.round, client, why)
+                    self._left_out(at.round, client, why)
                     continue
                 answered += 1
-                self._keep_state(client, answer, recall)
+                self._tell_answer(at.round, client)
+                self._keep_state(client, answer, state)
                 yield client, answer
-        self._seconds_to_wait(answered, len(cohort))
+        self._stop_if_nobody_answers(answered, len(cohort))
 
     def _why_wrong(self, expected: ExpectedAnswer, answer: WireMessage, message: WireMessage) -> str:
         return why_misdirected(answer, message) or expected.wrong_with(answer, simulated=self._simulated)
 
-    def _message_for(
-        self, ask: Request, place: int, client: int, recall: StateAccess | None, noise: Mapping[int, float] | None
-    ) -> WireMessage:
+    def _message_for(self, question: Question, index: int, noise: Mapping[int, float] | None) -> WireMessage:
+        client = question.call.cohort[index]
         if not self._sends_tasks:
             # A real site is sent no settings: it has its own approved copy, and would not believe others.
             words = {"digest": self._digest, "run": self._words.get("run", ""), QUESTION: secrets.token_hex(16)}
-            return ask.site_message_for(place, client, common=words)
+            return question.site_message_for(index, client, common=words)
         common = self._common | {"noise": (self._setting.multipliers if noise is None else noise).get(client)}
         common[QUESTION] = secrets.token_hex(16)
-        return ask.message_for(place, client, common=common, kept=self._restore_state(client, recall))
+        kept = self._restore_state(client, question.call.state)
+        return question.message_for(index, client, common=common, kept=kept)
 
     def _restore_state(self, client: int, recall: StateAccess | None) -> Tensor | None:
         """Return a simulated client's state when a run is resumed; after that its node remembers it."""
@@ -325,7 +265,7 @@ class RemoteClients:
 
     def _keep_state(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
         if self._simulated and recall is not None and "kept" in answer.arrays:
-            noised = self._setting.mechanism.keeps_noised
+            noised = self._setting.mechanism.facts.keeps_noised
             recall.keep_value(client, own_tensor(answer.arrays["kept"]), noised=noised)
 
     def _left_out(self, round: int, client: int, why: str) -> None:
@@ -334,14 +274,10 @@ class RemoteClients:
             raise SightlineError(f"{client_name(client)}: {why}")
         self._tell(round, client, why)
 
-    def _seconds_to_wait(self, answered: int, asked: int) -> None:
+    def _stop_if_nobody_answers(self, answered: int, asked: int) -> None:
         self._in_vain = self._in_vain + 1 if asked and not answered else 0
         if self._in_vain >= PATIENCE:
             raise NobodyAnswers(
                 f"nodes={asked}: nobody gave a usable answer {PATIENCE} times running; see the reasons above, "
                 "then go on with --resume"
             )
-
-
-def _state_words(recall: StateAccess | None) -> Any:
-    return None if recall is None else recall.memory

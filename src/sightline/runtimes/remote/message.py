@@ -18,10 +18,9 @@ from torch import Tensor
 from sightline.algorithms import RULES
 from sightline.config import Experiment, to_toml
 from sightline.errors import InvalidInput, invalid, refuse
-from sightline.mechanisms import CallId, PrivateSteps, StateRule
 from sightline.topology import Channel
-from sightline.training import LocalTask
-from sightline.training.local_work import AS_PLANNED, client_rows
+from sightline.training.call import CallId, CallKind, LocalTask, StateRule, TrainingCall
+from sightline.training.local_work import client_rows
 
 # The random number is not part of the question itself: a site recognises a repeated question without it.
 QUESTION = "question"
@@ -229,68 +228,69 @@ CHOOSE = "choose"
 CHANNEL = ("name", "clip_factor", "noise_factor", "trusted")
 """The fields of a channel that a member must know."""
 PLAN = ("clip_norm", "noise_multiplier", "rate", "steps", "expected_batch", "groups")
-CALLS = (LEAVING, CHOOSE, "train", "dp_sgd", "gradient_sums", "minimise")
+QUESTIONS = (LEAVING, CHOOSE, *(kind.value for kind in CallKind if kind is not CallKind.RIGHT_ANSWERS))
+"""What a node may be asked. Counts of right answers do not leave it: a node chooses by itself."""
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """A question to a whole cohort, before it is split into one message per member."""
+class Question:
+    """A training call as its nodes are asked it, before it is split into one message per member."""
 
-    call: str
-    starts: Tensor
-    at: CallId
-    task: LocalTask = AS_PLANNED
-    memory: StateRule | None = None
+    name: str
+    """LEAVING, CHOOSE, or the kind of the call."""
+    call: TrainingCall
     channel: Channel | None = None
-    plans: Sequence[PrivateSteps] | None = None
-    linear: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
-    gradient_tolerance: float | None = None
-    candidates: Tensor | None = None
-    epsilon: float | None = None
     line: int = 0
+    epsilon: float | None = None
+
+    @property
+    def _rule(self) -> StateRule | None:
+        return None if self.call.state is None else self.call.state.memory
 
     def message_for(
-        self, place: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None
+        self, index: int, client: int, *, common: Mapping[str, Any], kept: Tensor | None = None
     ) -> WireMessage:
         """Return the question to the member at that position of the cohort."""
-        terms, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
+        call = self.call
+        terms, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
         words = dict(common) | {
-            "call": self.call,
+            "call": self.name,
             "client": client,
-            "round": self.at.round,
-            "use": self.at.use,
-            "part": self.at.part,
+            "round": call.at.round,
+            "use": call.at.use,
+            "part": call.at.part,
             "line": self.line,
             "terms": terms,
-            "plan": None if self.plans is None else {name: getattr(self.plans[place], name) for name in PLAN},
-            "gradient_tolerance": self.gradient_tolerance,
+            "plan": {name: getattr(call.plans[index], name) for name in PLAN} if call.plans else None,
+            "gradient_tolerance": call.gradient_tolerance or None,
             "epsilon": self.epsilon,
         }
         if self.channel is not None:
             words["channel"] = {name: getattr(self.channel, name) for name in CHANNEL}
-        if self.memory is not None:
-            rule, more = pack_value(_state_fields(self.memory), "rule")
-            words["memory"] = {"rule": type(self.memory.rule).__name__, "settings": rule}
+        if self._rule is not None:
+            rule, more = pack_value(_state_fields(self._rule), "rule")
+            words["memory"] = {"rule": type(self._rule.rule).__name__, "settings": rule}
             arrays |= more
-        if client in self.linear:
-            arrays["linear"] = self.linear[client]
-        if self.candidates is not None:
-            arrays["candidates"] = self.candidates.numpy()
+        if client in call.linear:
+            arrays["linear"] = call.linear[client]
+        if call.candidates is not None:
+            arrays["candidates"] = call.candidates.numpy()
         if kept is not None:
             arrays["kept"] = kept.numpy()
-        return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
+        return WireMessage(words, arrays | {"start": client_rows(call.starts, index).numpy()})
 
-    def site_message_for(self, place: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
+    def site_message_for(self, index: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
         """Return the question to a real site, which has its own copy of the plan: which call, and public vectors."""
-        words = dict(common) | {"call": self.call, "client": client}
-        words |= {"round": self.at.round, "use": self.at.use, "part": self.at.part}
-        _, arrays = pack_value(self.task.select_clients(place).named_fields(), "terms")
-        if self.memory is not None:
-            numbers, vectors = pack_value(_state_fields(self.memory), "rule")
+        call = self.call
+        words = dict(common) | {"call": self.name, "client": client}
+        words |= {"round": call.at.round, "use": call.at.use, "part": call.at.part}
+        _, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
+        if self._rule is not None:
+            numbers, vectors = pack_value(_state_fields(self._rule), "rule")
             arrays |= vectors | {f"rule/{name}": np.array(float(value)) for name, value in numbers.items()}
-        if self.candidates is not None:
-            return WireMessage(words, arrays | {"candidates": self.candidates.numpy()})
-        return WireMessage(words, arrays | {"start": client_rows(self.starts, place).numpy()})
+        if call.candidates is not None:
+            return WireMessage(words, arrays | {"candidates": call.candidates.numpy()})
+        return WireMessage(words, arrays | {"start": client_rows(call.starts, index).numpy()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +319,7 @@ class Task:
         words, arrays = message.words, message.arrays
         try:
             call, plan = str(words["call"]), words.get("plan")
-            if call not in CALLS:
+            if call not in QUESTIONS:
                 invalid("call", call, "no such question")
             factors = dict(words.get("channel") or {"name": "server"})
             return cls(

@@ -21,7 +21,7 @@ from sightline.engine.build import BuiltExperiment, list_plugins
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Clear, Event, from_json, to_json
 from sightline.ledger import Ledger, Release
-from sightline.mechanisms import Mechanism, NoisedBy, ReleaseContext, Updates
+from sightline.mechanisms import ChannelMechanism, NoisedBy, ReleaseContext, Updates
 from sightline.mechanisms.contract import only_client
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, read_choice
@@ -32,8 +32,8 @@ from sightline.topology import PUBLIC, SERVER, client_name
 
 APPROVALS = "approvals"
 ENDED = "ended-"
+# Clip norms outside this range get a remark in the description.
 LEAST_CLIP, MOST_CLIP = 1e-4, 1e4
-"""Clip norms outside this range get a remark in the description."""
 KINDS = {
     LEAVING: "its own part of the mechanism",
     CHOOSE: "a private choice of one of several models",
@@ -71,28 +71,27 @@ class Approval:
         """Return the planned call that a message names; raise InvalidInput if it is not in the plan."""
         if not all(type(number) is int for number in (round, use, part)):
             invalid("round, use, part", f"{round}, {use}, {part}", "are whole numbers")
-        found = self.call_at.get((round, use))
-        if found is None or (found.part, found.kind) != (part, kind):
+        call = self.call_at.get((round, use))
+        if call is None or (call.part, call.kind) != (part, kind):
             at = f"{kind} in round {round}, use {use}, part {part}"
             invalid("call", at, "is not in the plan of the approved experiment")
-        return found
+        return call
 
     def to_json(self) -> str:
         """Return the approval as JSON text."""
-        words = {name: getattr(self, name) for name in ("id", "digest", "experiment", "noise", "data", "signed_by")}
-        words["calls"] = [asdict(call) for call in self.calls]
-        words["composition"] = [[to_json(event), times] for event, times in self.composition.items()]
-        words["epsilon"] = self.epsilon
-        return json.dumps(words)
+        fields = {name: getattr(self, name) for name in ("id", "digest", "experiment", "noise", "data", "signed_by")}
+        fields["calls"] = [asdict(call) for call in self.calls]
+        fields["composition"] = [[to_json(event), times] for event, times in self.composition.items()]
+        return json.dumps(fields | {"epsilon": self.epsilon})
 
     @classmethod
     def from_json(cls, text: str) -> "Approval":
         """Return the approval that `to_json` wrote; raise InvalidInput for anything else."""
         try:
-            words = json.loads(text)
-            calls = [PlannedCall(**call) for call in words.pop("calls")]
-            composition = {from_json(event): int(times) for event, times in words.pop("composition")}
-            return cls(calls=calls, composition=composition, **words)
+            fields = json.loads(text)
+            calls = [PlannedCall(**call) for call in fields.pop("calls")]
+            composition = {from_json(event): int(times) for event, times in fields.pop("composition")}
+            return cls(calls=calls, composition=composition, **fields)
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidInput(f"approval={type(error).__name__}: a file in state/{APPROVALS} is damaged") from None
 
@@ -104,7 +103,7 @@ class Approvals:
         self._folder = state / APPROVALS
 
     def all(self) -> list[Approval]:
-        """Every approval, the oldest first."""
+        """Return every approval, the oldest first."""
         paths = sorted(self._list_files("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
 
@@ -114,8 +113,9 @@ class Approvals:
         if not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
             return []
         paths = self._list_files(f"{digest[:32]}-*.json")
-        found = [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
-        return sorted((one for one in found if one.digest == digest), key=lambda one: int(one.id.partition("-")[2]))
+        approvals = [Approval.from_json(path.read_text(encoding="utf-8")) for path in paths]
+        same = (approval for approval in approvals if approval.digest == digest)
+        return sorted(same, key=lambda approval: int(approval.id.partition("-")[2]))
 
     def _list_files(self, pattern: str) -> list[Path]:
         """Return the files that match; [] for a missing folder. Raises for a folder that cannot be read."""
@@ -124,8 +124,8 @@ class Approvals:
         except FileNotFoundError:
             return []
         except OSError as error:
-            way_out = "give it back to the site's user"
-            invalid("state", self._folder, f"cannot be listed ({type(error).__name__})", way_out)
+            reason = f"cannot be listed ({type(error).__name__})"
+            invalid("state", self._folder, reason, "make the site's user its owner again")
 
     def next_id(self, digest: str) -> str:
         """Return the id of the next approval of an experiment; every run needs its own."""
@@ -137,8 +137,8 @@ class Approvals:
 
     def ended(self) -> list[str]:
         """Return the ids of the approvals that have ended, as their files say."""
-        found = (path.name for path in self._list_files(f"{ENDED}*") if path.suffix != ".tmp")
-        return sorted(name.removeprefix(ENDED) for name in found)
+        names = (path.name for path in self._list_files(f"{ENDED}*") if path.suffix != ".tmp")
+        return sorted(name.removeprefix(ENDED) for name in names)
 
     def put(self, approval: Approval) -> None:
         """Store an approval durably."""
@@ -154,12 +154,12 @@ def build_for_site(experiment: Experiment, policy: SitePolicy, data: Client) -> 
     # The start vector arrives with the messages; a path in the experiment must not be opened here.
     start = experiment.model.init
     blank = experiment.model_copy(update={"model": experiment.model.model_copy(update={"init": None})})
-    setting = engine.build_experiment(policy.with_arithmetic(blank), federation=federation)
-    if start is not None and setting.model.constants:
-        first = next(iter(setting.model.constants))
-        law = f"frozen tensors and buffers do not travel, and this site has its own {first!r}"
-        refuse("model.init", start, law, "let the factory read them from a file that every site has")
-    return setting
+    built = engine.build_experiment(policy.with_arithmetic(blank), federation=federation)
+    if start is not None and built.model.constants:
+        first = next(iter(built.model.constants))
+        reason = f"frozen tensors and buffers are not sent to sites, and this site has its own {first!r}"
+        refuse("model.init", start, reason, "let the factory read them from a file that every site has")
+    return built
 
 
 def draw_up_approval(
@@ -170,15 +170,14 @@ def draw_up_approval(
     Guarantees: no message and no file of the experiment is read. Raise Refused for anything that the policy does not
     allow or that has no plan fixed beforehand.
     """
-    setting = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
-    calls = _planned_calls(setting, policy)
-    noise = setting.multipliers.get(policy.client)
-    composition = _whole_composition(setting, calls, policy)
+    built = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
+    calls = _planned_calls(built, policy)
+    composition = _whole_composition(built, calls, policy)
     return Approval(
         id=id,
         digest=experiment_digest(experiment),
         experiment=to_toml(experiment),
-        noise=noise,
+        noise=built.multipliers.get(policy.client),
         data=data_digest(data),
         calls=calls,
         composition=composition,
@@ -195,10 +194,10 @@ def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> Buil
     the noise and the cost stay those of the approval.
     """
     check_signer(policy, approval.signed_by)
-    setting = build_for_site(read_approved(approval), policy, data)
-    noised = setting
+    built = build_for_site(read_approved(approval), policy, data)
+    noised = built
     if approval.noise is not None:
-        noised = setting.with_noise(dict.fromkeys(setting.clients, approval.noise))
+        noised = built.with_noise(dict.fromkeys(built.clients, approval.noise))
     calls = _planned_calls(noised, policy)
     same = json.dumps([asdict(call) for call in calls]) == json.dumps([asdict(call) for call in approval.calls])
     more = Counter[Event]()
@@ -206,18 +205,18 @@ def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> Buil
     if not policy.trust_server:
         more = Counter(_whole_composition(noised, calls, policy)) - Counter(approval.composition)
     if not same or more:
-        law = f"under the current {POLICY} and version its plan is not the one that was approved"
-        refuse("approval", approval.id, law, "approve the experiment again")
-    return setting
+        reason = f"the current {POLICY} or version gives another plan than the approved one"
+        refuse("approval", approval.id, reason, "approve the experiment again")
+    return built
 
 
-def _planned_calls(setting: BuiltExperiment, policy: SitePolicy) -> list[PlannedCall]:
+def _planned_calls(built: BuiltExperiment, policy: SitePolicy) -> list[PlannedCall]:
     """Return the plan; raise Refused if an answer takes more steps than the policy allows."""
-    calls = record_calls(setting, policy.client)
+    calls = record_calls(built, policy.client)
     longest = max((call.steps for call in calls), default=0)
     if longest > policy.largest_steps:
-        law = f"this site makes at most largest_steps={policy.largest_steps} to answer a question"
-        refuse("local steps", longest, law, "ask for fewer, or let the owner raise largest_steps")
+        reason = f"this site makes at most largest_steps={policy.largest_steps} for one answer"
+        refuse("local steps", longest, reason, "ask for fewer, or let the owner raise largest_steps")
     return calls
 
 
@@ -226,7 +225,7 @@ def data_digest(data: Client) -> str:
     return hashlib.sha256(data.train.x.tobytes() + data.train.y.tobytes()).hexdigest()
 
 
-def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism: Mechanism) -> Sequence[Release]:
+def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism: ChannelMechanism) -> Sequence[Release]:
     """Return the claims of an answer as the site sees it: whatever leaves is seen by the server and the public.
 
     Only what the mechanism lets members noise is private before it leaves; everything else leaves without noise.
@@ -235,14 +234,14 @@ def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism:
     everyone = frozenset({SERVER, PUBLIC})
     if task.call == CHOOSE:
         return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
-    if task.call == LEAVING and mechanism.noised_by(context) is NoisedBy.CLIENT:
+    if task.call == LEAVING and mechanism.noised_by is NoisedBy.CLIENT:
         return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, context)]
     subject, what = only_client(task.client), f"{task.call}: handed to the server without noise"
     event, audience, source = Clear(), frozenset({SERVER}), client_name(task.client)
     return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
 
-def _whole_composition(setting: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> dict[Event, int]:
+def _whole_composition(built: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> dict[Event, int]:
     """Return the events that all calls together reveal to parties whom the site does not trust.
 
     If the server is trusted with unnoised values, what it publishes of them counts too: for every event the largest
@@ -250,24 +249,23 @@ def _whole_composition(setting: BuiltExperiment, calls: Sequence[PlannedCall], p
     """
     subject = client_name(policy.client)
     own = Ledger(participants={subject, SERVER, PUBLIC})
-    side = ClientSide(setting, Streams.from_seed(0), Streams.from_seed(0))
+    side = ClientSide(built, Streams.from_seed(0), Streams.from_seed(0))
     for call in calls:
-        task = call.task_of(call.blank_vectors(setting.model.parameters), policy.client)
+        task = call.task_of(call.blank_vectors(built.model.parameters), policy.client)
         context = side.release_context(task, next_id=len(own))
-        claims = own_claims(task, side.updates_for(task, None), context, setting.mechanism.at(context))
+        claims = own_claims(task, side.updates_for(task, None), context, built.mechanism.at(context.channel))
         if not policy.trust_server and any(release.event == Clear() for release in claims):
-            law = "hands values without noise to the server, and this site does not trust it"
-            refuse("experiment", setting.experiment.name, law, 'use where = "client", or trust_server = true')
+            reason = "hands values without noise to the server, which this site does not trust"
+            refuse("experiment", built.experiment.name, reason, 'use where = "client", or trust_server = true')
         own.append(claims)
     if not policy.trust_server:
         return dict(own.composition(subject, {SERVER, PUBLIC}))
-    planned = engine.plan_releases(setting, real_nodes=True)
-    lines = {line for some in setting.topology.lines.values() for line in some if subject not in line.exempt}
-    views = [planned.composition(subject, line.observer) for line in lines if line.observer != SERVER]
-    found = Counter[Event](own.composition(subject, PUBLIC))
-    for view in views:
-        found |= Counter(view)
-    return dict(found)
+    planned = engine.plan_releases(built, real_nodes=True)
+    lines = {line for some in built.topology.lines.values() for line in some if subject not in line.exempt}
+    most = Counter[Event](own.composition(subject, PUBLIC))
+    for observer in {line.observer for line in lines} - {SERVER}:
+        most |= Counter(planned.composition(subject, observer))
+    return dict(most)
 
 
 def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int) -> None:
@@ -277,41 +275,39 @@ def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int)
         invalid("site.client", policy.client, f"the experiment has {experiment.data.clients} clients, numbered from 0")
     # Events of different units or adjacencies do not compose in one budget.
     if (privacy.unit, privacy.adjacency) != (policy.unit, policy.adjacency):
-        law = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
-        refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", law, "ask the site, or change the experiment")
+        reason = f"this site's budget is for unit={policy.unit}, adjacency={policy.adjacency}"
+        refuse("privacy.unit", f"{privacy.unit}/{privacy.adjacency}", reason, "use the same in the experiment")
     if policy.unit == "client" and not policy.allow_large_delta:
         accounting.refuse_large_delta(f"{POLICY}: delta", policy.delta, experiment.data.clients, "clients")
     if experiment.sampling.samples is not None and experiment.sampling.samples.scheduled:
-        law = "a site samples afresh for every answer, and schedules need the same for all rounds"
-        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
+        reason = "a site draws new samples for every answer, but a schedule is drawn once for all rounds"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, reason, 'use scheme = "poisson"')
     _refuse_unplanned(experiment)
-    for section, settings in (("topology", experiment.topology.settings), ("resources", _settings(experiment))):
+    resources = experiment.resources.settings if experiment.resources is not None else {}
+    for section, settings in (("topology", experiment.topology.settings), ("resources", resources)):
         if settings.get("file") is not None:
-            law = "a site opens no file that an experiment names"
-            refuse(f"{section}.file", settings["file"], law, "describe it in the experiment itself")
+            reason = "a site opens no file that an experiment names"
+            refuse(f"{section}.file", settings["file"], reason, "describe it in the experiment itself")
     if FACTORY.fullmatch(experiment.model.name):
         check_model(experiment.model.name, policy.models)
-    if experiment.model.loss is not None:
-        check_code(
-            "model.loss", experiment.model.loss, experiment.model.loss.partition(":")[0], policy.models, "models"
-        )
+    if (loss := experiment.model.loss) is not None:
+        check_code("model.loss", loss, loss.partition(":")[0], policy.models, "models")
     # Before anything is imported: importing a module already runs its code.
     for plugin in list_plugins(experiment):
         check_code(plugin.kind.key, plugin.name, plugin.module, policy.plugins, "plugins")
 
 
-def _settings(experiment: Experiment) -> Mapping[str, Any]:
-    return experiment.resources.settings if experiment.resources is not None else {}
-
-
 def _refuse_unplanned(experiment: Experiment) -> None:
-    """Raise Refused for adaptive control and clusters: calls chosen during the run cannot be approved."""
+    """Raise Refused for what is chosen during the run and cannot be approved: control, a clip norm, clusters."""
     if experiment.algorithm.settings.get("control") is not None:
-        law = "adaptive control chooses steps and participation on the way, so that there is no plan to approve"
-        refuse("algorithm.control", "given", law, "remove it for real sites")
+        reason = "adaptive control chooses steps and participation during the run, so there is no plan to approve"
+        refuse("algorithm.control", "given", reason, "remove it for real sites")
+    if experiment.privacy.adaptive_clipping is not None:
+        reason = "the clip norm is chosen during the run, so there is no plan to approve"
+        refuse("privacy.adaptive_clipping", "given", reason, "remove it for real sites")
     if experiment.topology.kind == "clusters":
-        law = "which call reaches a site follows from what was released, so that there is no plan to approve"
-        refuse("topology.kind", "clusters", law, "use a star, groups or a tree for real sites")
+        reason = "which calls reach a site depends on earlier releases, so there is no plan to approve"
+        refuse("topology.kind", "clusters", reason, "use a star, groups or a tree for real sites")
 
 
 def check_model(name: str, allowed: Mapping[str, str]) -> None:
@@ -322,26 +318,25 @@ def check_model(name: str, allowed: Mapping[str, str]) -> None:
 def check_code(key: str, name: str, module: str, allowed: Mapping[str, str], table: str) -> None:
     """Raise Refused for code that the owner has not allowed by name and source hash, before any of it is imported."""
     if name not in allowed:
-        law = "this site runs no code that its owner has not allowed"
-        refuse(key, name, law, f'add "{name}" = "SHA-256 of its source file" under [{table}] of {POLICY}')
-    path = _source_of(key, module)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != allowed[name].lower():
-        law = f"its source has SHA-256 {found[:16]}..., which is not the one that was allowed"
-        refuse(key, name, law, f"read the file again, then write its hash under [{table}] of {POLICY}")
+        reason = "this site runs only code that its owner has allowed"
+        refuse(key, name, reason, f'add "{name}" = "SHA-256 of its source file" under [{table}] of {POLICY}')
+    digest = hashlib.sha256(_source_of(key, module).read_bytes()).hexdigest()
+    if digest != allowed[name].lower():
+        reason = f"its source has SHA-256 {digest[:16]}..., which is not the allowed one"
+        refuse(key, name, reason, f"review the file again, then write its hash under [{table}] of {POLICY}")
 
 
 def _source_of(key: str, module: str) -> Path:
     """Return the source file of a module, found without importing the module or its packages."""
     where: Any = None
     parts = module.split(".")
-    for place in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: place + 1]), where)
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), where)
         if spec is None:
-            invalid(key, module, "no such module here")
+            invalid(key, module, "no such module at this site")
         where = spec.submodule_search_locations
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        invalid(key, module, "has no source file to be checked")
+        invalid(key, module, "has no source file to check")
     return Path(spec.origin)
 
 
@@ -360,8 +355,7 @@ def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[floa
     lines = [f"experiment {experiment.name}, digest {approval.digest}"]
     lines += [f"signed by {approval.signed_by}" if approval.signed_by else "not signed"]
     algorithm, model = experiment.algorithm.name, experiment.model.name
-    if experiment.model.loss is not None:
-        model += f" with the loss {experiment.model.loss}"
+    model += "" if experiment.model.loss is None else f" with the loss {experiment.model.loss}"
     lines += [f"{algorithm} on {experiment.topology.kind}, model {model}, {experiment.rounds} rounds, one run"]
     for kind, times in kinds.items():
         steps = max(call.steps for call in calls if call.kind == kind)
@@ -379,10 +373,8 @@ def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[floa
     used, left = percent_up(before), 100 - percent_up(after)
     cost = f"{percent_up(after - before):.1f} %" if math.isfinite(after) else "more than 100 %"
     then = f"{left:.1f} % are left then" if after <= 1 else "it does not fit"
-    lines += [
-        f"that is {cost} of the budget for life, epsilon {policy.epsilon:g}: {used:.1f} % are reserved before, {then}"
-    ]
-    return lines
+    lifetime = f"the budget for life, epsilon {policy.epsilon:g}"
+    return [*lines, f"that is {cost} of {lifetime}: {used:.1f} % are reserved before, {then}"]
 
 
 def percent_up(share: float) -> float:
@@ -396,14 +388,14 @@ def percent_up(share: float) -> float:
 
 def _odd_clip_norms(table: Mapping[str, Any], name: str = "") -> list[str]:
     """Return a line for every clip norm far from usual updates: too large leaves only noise, too small only zeros."""
-    found = []
+    lines = []
     for key, value in table.items():
         if isinstance(value, dict):
-            found += _odd_clip_norms(value, f"{name}{key}.")
+            lines += _odd_clip_norms(value, f"{name}{key}.")
         elif key.endswith("clip_norm") and isinstance(value, int | float) and not LEAST_CLIP <= value <= MOST_CLIP:
             usual = f"updates and gradients usually have norms from {LEAST_CLIP:g} to {MOST_CLIP:g}"
-            found += [f"note: {name}{key}={value:g}: {usual}; ask the researcher why"]
-    return found
+            lines += [f"note: {name}{key}={value:g}: {usual}; ask the researcher why"]
+    return lines
 
 
 def _noise_line(approval: Approval, experiment: Experiment) -> str:

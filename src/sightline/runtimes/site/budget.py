@@ -8,30 +8,38 @@ the counter's number, is an old or a second copy, and it refuses: another copy h
 """
 
 import fcntl
+import hashlib
+import json
 import math
 import os
 import secrets
 import shlex
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
+
+from typing_extensions import override
 
 from sightline.accounting import Composition, GaussianBound, GaussianFilter
 from sightline.accounting.filters import add_bounds
-from sightline.errors import BudgetExhausted, SightlineError, invalid, one_line, printable
-from sightline.ledger import LedgerDamaged, connect_to_write
+from sightline.errors import BudgetExhausted, Refused, SightlineError, invalid, one_line, printable
+from sightline.events import to_json
+from sightline.ledger import GENESIS, LedgerDamaged, connect_to_write
+from sightline.ledger.store import transaction
 from sightline.randomness import sync_folder
-from sightline.runtimes.site.budget_store import BudgetStore, LifetimeRecord, Marks, Reservation, events_digest
 from sightline.runtimes.site.policy import POLICY, SitePolicy
 
 LIFETIME = "lifetime.sqlite"
 PATIENCE = 30.0
 """Time limit of a witness command, in seconds."""
-RESTORE = "bring the newest state/ back whole; without it this site stays closed"
+RESTORE = "restore the newest state/ as a whole; without it this site stays closed"
+Marks = Mapping[int, str]
+"""Number -> head of the newest changes of a state."""
 
 
 class StateBehind(SightlineError):
@@ -40,38 +48,38 @@ class StateBehind(SightlineError):
     exit_code = 2
 
 
-class Counter(Protocol):
-    """A number outside the state that only grows."""
+class StateCounter(ABC):
+    """A number outside the state that only grows; `name` is its path or command."""
 
-    @property
-    def name(self) -> str:
-        """Return the path or the command."""
+    name: str
 
+    @abstractmethod
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Bring the counter up to the newest mark; raise StateBehind unless its old value is among the marks."""
+        """Bring the counter up to the newest mark; raise StateBehind unless its old value is among the marks.
+
+        `new` means that the state has never been counted, so the counter may be missing.
+        """
 
     def hold(self) -> AbstractContextManager[None]:
         """Prevent every other process from changing the counter in this context."""
+        return nullcontext()
 
 
-class FileCounter:
+class FileCounter(StateCounter):
     """A counter in a file outside the state folder, preferably on another disk or host."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
 
+    @override
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Compare the file with the marks and write the newest mark atomically; raise StateBehind if they disagree.
-
-        `new` means that the state has never been counted, so the file may be missing.
-        """
         newest = max(marks)
         held = self._read_mark()
         # A lost counter closes the site: what was spent since its last value is unknown.
         if held is None and not new:
-            law = "this state has been counted, and the file of its counter is not there"
-            way_out = f"bring the newest counter back, or the key counter or witness that {POLICY} had"
-            raise StateBehind(one_line("counter", self.path, law, way_out))
+            reason = "the file is missing, but this state has been counted before"
+            way_out = f"restore the newest counter file, or the counter or witness key that {POLICY} had"
+            raise StateBehind(one_line("counter", self.path, reason, way_out))
         if held is not None:
             check_mark(marks, *held, name=str(self.path))
         if held is None or held[0] < newest:
@@ -80,11 +88,10 @@ class FileCounter:
             except OSError as error:
                 _refuse_counter(self.path, f"cannot be written ({type(error).__name__})")
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold a lock beside the file, so that copies of the state in other folders wait too."""
-        with hold_lock(self.path.with_name(f"{self.path.name}.lock")):
-            yield
+    @override
+    def hold(self) -> AbstractContextManager[None]:
+        # The lock lies beside the counter, so that copies of the state in other folders wait too.
+        return hold_lock(self.path.with_name(f"{self.path.name}.lock"))
 
     def _write_mark(self, text: str) -> None:
         """Write the mark atomically and durably."""
@@ -111,33 +118,29 @@ class FileCounter:
             _refuse_counter(self.path, f"cannot be read ({type(error).__name__})")
 
 
-class WitnessCounter:
+class WitnessCounter(StateCounter):
     """A counter kept by a command of the owner: `COMMAND NUMBER HEAD` prints the largest NUMBER it was ever given.
 
-    A witness that also prints the first HEAD of that number can tell apart two copies that go on at the same time.
+    A witness that also prints the first HEAD of that number can tell apart two copies that go on at the same time. It
+    serialises its own calls, so nothing is locked here.
     """
 
     def __init__(self, command: str, folder: Path) -> None:
         self.command, self.name, self.folder = command, command, folder
 
+    @override
     def confirm(self, marks: Marks, *, new: bool) -> None:
-        """Give the witness the newest mark; raise StateBehind if it knows a larger number or another head."""
         newest = max(marks)
-        words = self._ask(str(newest), marks[newest]).split()
+        printed = self._ask(str(newest), marks[newest]).split()
         try:
-            number = int(words[0])
+            number = int(printed[0])
         except (IndexError, ValueError):
             _refuse_counter(self.command, "the witness printed no number", name="witness")
-        check_mark(marks, number, words[1] if len(words) > 1 else None, name=self.command)
+        check_mark(marks, number, printed[1] if len(printed) > 1 else None, name=self.command)
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Do nothing: the witness serialises its own calls."""
-        yield
-
-    def _ask(self, *words: str) -> str:
+    def _ask(self, number: str, head: str) -> str:
         try:
-            command = [*shlex.split(self.command), *words]
+            command = [*shlex.split(self.command), number, head]
             done = subprocess.run(
                 command, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE, check=True,
                 stdin=subprocess.DEVNULL,
@@ -151,18 +154,18 @@ def check_mark(marks: Marks, number: int, head: str | None, *, name: str) -> Non
     """Raise StateBehind unless the counter's mark is among the state's; without a head, compare the numbers only."""
     newest = max(marks)
     if number > newest:
-        law = f"the counter is at {number} and this state at {newest}: it is an old copy"
-        raise StateBehind(one_line("counter", name, law, "bring the newest state back; without it the site is closed"))
+        reason = f"the counter is at {number} and this state at {newest}: the state is an old copy"
+        raise StateBehind(one_line("counter", name, reason, RESTORE))
     if head is not None and marks.get(number) != head:
-        law = f"change {number} is not one of this state's: another copy of it went on"
-        raise StateBehind(one_line("counter", name, law, "go on with that copy only"))
+        reason = f"this state does not contain change {number}: another copy of the state was used"
+        raise StateBehind(one_line("counter", name, reason, "continue with that copy only"))
 
 
-def _refuse_counter(value: object, law: str, *, name: str = "counter") -> NoReturn:
-    raise StateBehind(one_line(name, value, law, "nothing is answered without it"))
+def _refuse_counter(value: object, reason: str, *, name: str = "counter") -> NoReturn:
+    raise StateBehind(one_line(name, value, reason, "the site answers nothing until it works again"))
 
 
-def counter_of(policy: SitePolicy, state: Path) -> Counter:
+def counter_of(policy: SitePolicy, state: Path) -> StateCounter:
     """Return the counter that the policy names, or the default: `NAME.counter` beside the site's folder NAME.
 
     A path is relative to the site's folder. It must lie outside the state folder: restoring one must not restore the
@@ -177,11 +180,163 @@ def counter_of(policy: SitePolicy, state: Path) -> Counter:
     if state.resolve() in path.parents:
         invalid(f"{POLICY}: counter", path, "a counter inside the state folder is rolled back with it")
     if not path.parent.is_dir():
-        invalid(f"{POLICY}: counter", path, "its folder is not there", "make it, for the site's user only")
+        invalid(f"{POLICY}: counter", path, "its folder does not exist", "make it, for the site's user only")
     if not os.access(path.parent, os.W_OK):
-        law, way_out = "the site's user cannot write in its folder", f"name another file as counter in {POLICY}"
-        invalid(f"{POLICY}: counter", path, law, way_out)
+        reason, way_out = "the site's user cannot write in its folder", f"name another file as counter in {POLICY}"
+        invalid(f"{POLICY}: counter", path, reason, way_out)
     return FileCounter(path)
+
+
+REMEMBERED = 64
+"""Number of newest marks kept in the state. An honest counter is at most one behind."""
+ENDINGS = {
+    "revoked": "the owner of the site revoked it",
+    "failed": "an answer could not be computed here, on blank examples either",
+}
+"""The ways in which an approval ends before its run does. Each is a mark with the approval's id: an old copy shows."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The most that an approved experiment may cost over its whole length."""
+
+    approval: str
+    label: str
+    mu: float
+    d0: float
+
+    @property
+    def bound(self) -> GaussianBound:
+        """Return the cost as the filter sees it."""
+        return GaussianBound(self.mu, self.d0)
+
+
+@dataclass(frozen=True)
+class LifetimeRecord:
+    """The part of the budget's state that is compared with the other files of the site."""
+
+    events: Mapping[str, str]
+    """Approval -> digest of the events reserved for it."""
+    counted: frozenset[str]
+    """Names of the counted changes."""
+    marks: Marks
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        """Return approval -> how it ended, one of ENDINGS."""
+        changes = (what.partition(" ") for what in self.counted)
+        return {approval: how for how, _, approval in changes if how in ENDINGS}
+
+
+class BudgetStore:
+    """The tables of a lifetime budget in an open SQLite database."""
+
+    def __init__(self, connection: sqlite3.Connection, budget: GaussianFilter) -> None:
+        self._connection = connection
+        with transaction(connection):
+            for table in TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            if not self.marks():
+                connection.execute("INSERT INTO mark VALUES (0, ?)", (GENESIS,))
+            fixed = (budget.epsilon, budget.delta, budget.failures)
+            connection.execute("INSERT OR IGNORE INTO budget VALUES (1, ?, ?, ?, 0)", fixed)
+        held = connection.execute("SELECT epsilon, delta, failures FROM budget").fetchone()
+        # The filter's proof holds for a budget that is fixed beforehand; raising it later would depend on earlier
+        # results.
+        if held != fixed:
+            reason = f"the lifetime budget was fixed at epsilon={held[0]:g}, delta={held[1]:g} and cannot change"
+            way_out = "put the old values back"
+            invalid(f"{POLICY}: epsilon", f"{budget.epsilon:g}, delta={budget.delta:g}", reason, way_out)
+
+    def pin(self, name: str, value: str) -> str:
+        """Store a fact for the life of the state; return the stored value, which is the first one ever given."""
+        with transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO pinned VALUES (?, ?)", (name, value))
+        return str(self._connection.execute("SELECT value FROM pinned WHERE name = ?", (name,)).fetchone()[0])
+
+    def marks(self) -> Marks:
+        """Return the newest marks."""
+        return dict(self._connection.execute("SELECT number, head FROM mark"))
+
+    def number(self) -> int:
+        """Return the number of the newest mark."""
+        return max(self.marks())
+
+    def is_counted(self) -> bool:
+        """Return whether a counter has ever confirmed this state."""
+        return bool(self._connection.execute("SELECT counted FROM budget").fetchone()[0])
+
+    def set_counted(self) -> None:
+        """Record that a counter outside knows this state."""
+        if not self.is_counted():
+            self._connection.execute("UPDATE budget SET counted = 1")
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Return all reservations, oldest first."""
+        rows = self._connection.execute("SELECT approval, label, mu, d0 FROM reservation ORDER BY number")
+        return tuple(Reservation(*row) for row in rows)
+
+    def find_reservation(self, approval: str) -> tuple[Reservation, str] | None:
+        """Return the reservation of an approval and the digest of its events, or None."""
+        columns = "approval, label, mu, d0, events"
+        row = self._connection.execute(f"SELECT {columns} FROM reservation WHERE approval = ?", (approval,)).fetchone()
+        return None if row is None else (Reservation(*row[:4]), row[4])
+
+    def record(self) -> LifetimeRecord:
+        """Return the facts that the other files of the state are compared with."""
+        events = dict(self._connection.execute("SELECT approval, events FROM reservation"))
+        counted = frozenset(row[0] for row in self._connection.execute("SELECT what FROM counted"))
+        return LifetimeRecord(events, counted, self.marks())
+
+    def refuse_ended(self, approval: str) -> None:
+        """Raise Refused if the approval has ended."""
+        for how, reason in ENDINGS.items():
+            if self.was_counted(f"{how} {approval}"):
+                raise Refused(one_line("approval", approval, reason, "nothing more is answered"))
+
+    def add_reservation(self, made: Reservation, events: str) -> None:
+        """Write a reservation and its mark in one transaction."""
+        row = (made.approval, made.label, made.mu, made.d0, events)
+        with transaction(self._connection):
+            number = self._insert_mark(repr(row))
+            self._connection.execute("INSERT INTO reservation VALUES (?, ?, ?, ?, ?, ?)", (number, *row))
+
+    def add_mark(self, what: str) -> int:
+        """Write a mark and its name; return its number."""
+        with transaction(self._connection):
+            self._connection.execute("INSERT OR IGNORE INTO counted VALUES (?)", (what,))
+            return self._insert_mark(what)
+
+    def was_counted(self, what: str) -> bool:
+        """Return whether a mark of this name was ever written."""
+        return self._connection.execute("SELECT 1 FROM counted WHERE what = ?", (what,)).fetchone() is not None
+
+    def _insert_mark(self, what: str) -> int:
+        """Insert the next mark; its head hashes the last head, the change and fresh random bytes."""
+        marks = self.marks()
+        number = max(marks) + 1
+        # The random bytes tell two copies of a state apart that went on to the same number with the same change.
+        head = hashlib.sha256(f"{marks[number - 1]}{what}".encode() + os.urandom(16)).hexdigest()
+        self._connection.execute("INSERT INTO mark VALUES (?, ?)", (number, head))
+        self._connection.execute("DELETE FROM mark WHERE number <= ?", (number - REMEMBERED,))
+        return number
+
+
+TABLES = (
+    "mark (number INTEGER PRIMARY KEY, head TEXT NOT NULL)",
+    "counted (what TEXT PRIMARY KEY)",
+    "pinned (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "budget (id INTEGER PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, failures REAL NOT NULL, "
+    "counted INTEGER NOT NULL)",
+    "reservation (number INTEGER PRIMARY KEY, approval TEXT NOT NULL UNIQUE, label TEXT NOT NULL, mu REAL NOT NULL, "
+    "d0 REAL NOT NULL, events TEXT NOT NULL)",
+)
+
+
+def events_digest(composition: Composition) -> str:
+    """Return a digest that is equal for equal compositions, whatever their order."""
+    rows = sorted(json.dumps([to_json(event), int(times)], sort_keys=True) for event, times in composition.items())
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -234,10 +389,10 @@ class LifetimeBudget:
             held = store.find_reservation(approval)
             if held is not None:
                 if held[1] != events:
-                    law = "this approval was reserved for other events"
-                    invalid("approval", approval, law, "approve the changed experiment again")
+                    reason = "this approval was reserved for other events"
+                    invalid("approval", approval, reason, "approve the changed experiment again")
                 return held[0]
-            spent = [one.bound for one in store.reservations()]
+            spent = [reservation.bound for reservation in store.reservations()]
             bound = self.filter.price(composition, spent)
             if bound is None:
                 raise BudgetExhausted(self._explain_refusal(composition, spent))
@@ -251,9 +406,8 @@ class LifetimeBudget:
         with self._open_state() as store:
             held = store.find_reservation(approval)
             if held is None or held[1] != events_digest(composition):
-                raise LedgerDamaged(
-                    one_line("state", LIFETIME, f"holds no reservation of approval {approval}", RESTORE)
-                )
+                reason = f"holds no reservation of approval {approval}"
+                raise LedgerDamaged(one_line("state", LIFETIME, reason, RESTORE))
             store.refuse_ended(approval)
             return store.number(), store.marks()[store.number()]
 
@@ -299,7 +453,7 @@ class LifetimeBudget:
 
     def share_with(self, composition: Composition) -> tuple[float, float]:
         """Return the reserved share of the budget, and the share with one more experiment; above 1 does not fit."""
-        spent = [one.bound for one in self.status().reservations]
+        spent = [reservation.bound for reservation in self.status().reservations]
         bound = self.filter.price(composition, spent) or self.filter.price(composition)
         used = self.filter.used_share(spent)
         return used, math.inf if bound is None else self.filter.used_share([*spent, bound])
@@ -313,7 +467,7 @@ class LifetimeBudget:
         """Return what is reserved and what is left."""
         with self._open_state() as store:
             reservations, number = store.reservations(), store.number()
-        bounds = [one.bound for one in reservations]
+        bounds = [reservation.bound for reservation in reservations]
         mu_squared, d0 = add_bounds(bounds)
         whole = self.filter
         # Round down a little: a release of exactly mu_left must still fit despite rounding.
@@ -333,11 +487,10 @@ class LifetimeBudget:
 
     def _explain_refusal(self, composition: Composition, spent: list[GaussianBound]) -> str:
         alone = self.filter.price(composition)
-        law = "more than the whole budget" if alone is None else f"{self.filter.used_share([alone]):.3g} of the budget"
-        used = self.filter.used_share(spent)
-        way_out = "use more noise or fewer rounds"
+        cost = "more than the whole budget" if alone is None else f"{self.filter.used_share([alone]):.3g} of the budget"
+        reason = f"the experiment costs {cost}, and {self.filter.used_share(spent):.3g} of it is reserved already"
         at = f"{self.filter.epsilon:g} at delta={self.filter.delta:g}"
-        return one_line("epsilon", at, f"the experiment costs {law}, and {used:.3g} of it is reserved", way_out)
+        return one_line("epsilon", at, reason, "use more noise or fewer rounds")
 
     def _confirm_counter(self, store: BudgetStore) -> None:
         self._counter.confirm(store.marks(), new=not store.is_counted())
@@ -367,7 +520,7 @@ def hold_lock(path: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        invalid("lock", path, f"cannot be opened ({type(error).__name__})", "the site's user writes there")
+        invalid("lock", path, f"cannot be opened ({type(error).__name__})", "run as a user who can write there")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -17,22 +17,27 @@ from sightline.engine.round import TrainingRound
 from sightline.errors import invalid, refuse
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
-    CallId,
-    ClientState,
     CohortSampler,
     ModelChoice,
-    PrivateSteps,
     Public,
     ReleaseContext,
     ReleaseValues,
-    StateRule,
     Updates,
 )
 from sightline.mechanisms.convex_solver import most_iterations
 from sightline.mechanisms.registry import solves_exactly
 from sightline.runtimes.remote.message import CHANNEL, CHOOSE, LEAVING, PLAN, Arrays, Task, own_tensor
 from sightline.topology import Channel
-from sightline.training import LocalTask
+from sightline.training.call import (
+    Block,
+    CallId,
+    CallKind,
+    ClientState,
+    LocalTask,
+    PrivateSteps,
+    StateRule,
+    TrainingCall,
+)
 
 FEWEST = 1e-10
 """Below this gradient norm rounding decides whether a solver stops, so experiments at sites may not ask for less."""
@@ -148,17 +153,11 @@ class ListeningClients(AbsentClients):
         super().__init__(sizes, real_nodes=True)
         self.nodes = ListeningNodes()
 
-    def train(self, cohort: Sequence[int], *_: Any, **__: Any) -> NoReturn:
-        """Record plain training, handed over without noise."""
-        raise _Asked("train")
-
-    def dp_sgd(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
-        """Record clipped steps, handed over without noise."""
-        raise _Asked("dp_sgd", plans)
-
-    def gradient_sums(self, cohort: Sequence[int], *_: Any, plans: Sequence[PrivateSteps], **__: Any) -> NoReturn:
-        """Record clipped gradients, handed over without noise."""
-        raise _Asked("gradient_sums", plans)
+    def run(self, call: TrainingCall) -> Iterator[Block]:
+        """Record training that is handed over without noise; nothing else is asked of a site."""
+        if call.kind in (CallKind.TRAIN, CallKind.DP_SGD, CallKind.GRADIENT_SUMS):
+            raise _Asked(call.kind.value, call.plans)
+        return super().run(call)
 
 
 class ListeningNodes:
@@ -303,9 +302,10 @@ def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
         return call.candidates
     local, size = setting.experiment.local, int(setting.federation.sizes[client])
     whole = setting.experiment.samples_scheme == "full" or call.terms.get("whole_batch", False)
-    per_epoch = 1 if whole or local.batch_size is None else math.ceil(size / local.batch_size)
+    batch = call.terms.get("batch_size") or local.batch_size
+    per_epoch = 1 if whole or batch is None else math.ceil(size / batch)
     steps = call.terms.get("steps") or local.steps or (local.epochs or 1) * per_epoch
-    private = setting.mechanism.steps_of(client)
+    private = setting.mechanism.facts.private_steps.get(client)
     most = max(steps, call.plan["steps"] if call.plan else 0, private.steps if private and not call.plan else 0)
     most *= call.terms.get("repeat", 1) * call.settings.get("inner_steps", 1)
     if solves_exactly(setting.experiment):

@@ -73,6 +73,11 @@ class SitePolicy(Section):
         return experiment.model_copy(update={"privacy": privacy.model_copy(update={"arithmetic": "integer"})})
 
 
+def site_folder(folder: Path) -> Path:
+    """Return the folder with site.toml: `FOLDER/site` of a folder that `site init` made, else the folder itself."""
+    return folder / "site" if (folder / "site" / POLICY).exists() else folder
+
+
 def read_policy(folder: Path) -> SitePolicy:
     """Return the policy in a site's folder; raise InvalidInput with one line otherwise."""
     return read_policy_file(folder / POLICY)
@@ -84,12 +89,14 @@ def read_policy_file(path: Path) -> SitePolicy:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         # An earlier version allowed any code with one switch. It is refused by name, so that an owner notices.
         if "own_code" in tables:
-            law = "code is allowed by name and hash, not at large"
-            invalid(f"{POLICY}: own_code", tables["own_code"], law, 'write "package.module:factory" = "SHA-256 of its '
-                    'source file" under [models]')  # fmt: skip
+            way_out = 'write "package.module:factory" = "SHA-256 of its source file" under [models]'
+            invalid(f"{POLICY}: own_code", tables["own_code"], "code is allowed by name and hash only", way_out)
+        if "client" not in tables:
+            way_out = "sightline site join FOLDER INVITATION writes it, or write client = N"
+            invalid(f"{POLICY}: client", "missing", "this site has no number: it has not joined a server yet", way_out)
         return SitePolicy.model_validate(tables)
     except FileNotFoundError:
-        invalid("site", path.parent, f"holds no {POLICY}", "sightline flower shards makes examples")
+        invalid("site", path.parent, f"contains no {POLICY}", "`sightline flower shards` writes example sites")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         invalid("site", path, f"cannot be read ({type(error).__name__})")
     except ValidationError as error:
@@ -107,8 +114,8 @@ def read_data(folder: Path, policy: SitePolicy) -> Client:
 def federation_of(client: Client, number: int, clients: int, *, classes: int, vocabulary: int) -> Federation:
     """Return the federation as one site sees it: its own data at its own number, and blank examples elsewhere."""
     blank = Client(blank_shard(client.train, len(client.train)), blank_shard(client.train, 0))
-    everybody = tuple(client if n == number else blank for n in range(clients))
-    return Federation("site", everybody, blank.test, classes, kind_of(client.train), vocabulary)
+    everyone = tuple(client if n == number else blank for n in range(clients))
+    return Federation("site", everyone, blank.test, classes, kind_of(client.train), vocabulary)
 
 
 def blank_shard(like: Shard, examples: int) -> Shard:
@@ -135,7 +142,7 @@ def make_key(path: Path) -> str:
     """Write a new private key, readable by its owner only, and return the public key in hex."""
     ed25519 = _load_cryptography()
     if path.exists():
-        invalid("KEY", path, "is there already", "choose another name")
+        invalid("KEY", path, "the file exists already", "choose another name")
     key = ed25519.Ed25519PrivateKey.generate()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(key.private_bytes_raw().hex() + "\n")
@@ -148,7 +155,7 @@ def sign_digest(path: Path, digest: str) -> str:
     try:
         key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
     except (OSError, ValueError) as error:
-        invalid("--key", path, f"holds no key ({type(error).__name__})", "sightline site keygen makes one")
+        invalid("--key", path, f"contains no key ({type(error).__name__})", "make one with sightline site keygen")
     return f"{key.public_key().public_bytes_raw().hex()} {key.sign(PREFIX + digest.encode()).hex()}"
 
 
@@ -159,7 +166,7 @@ def check_signature(policy: SitePolicy, digest: str, signature: str | None) -> s
     """
     if signature is None:
         if policy.require_signature:
-            refuse("--signature", "none", "this site approves signed experiments only", "sightline site sign makes one")
+            refuse("--signature", "none", "this site approves only signed experiments", "sign it: sightline site sign")
         return ""
     key, _, signed = " ".join(signature.split()).partition(" ")
     if key not in {known.lower() for known in policy.known_keys}:
@@ -172,11 +179,11 @@ def check_signature(policy: SitePolicy, digest: str, signature: str | None) -> s
 def check_signer(policy: SitePolicy, signed_by: str) -> None:
     """Raise Refused if the policy no longer accepts an approval signed by this key; "" means no signature."""
     if not signed_by and policy.require_signature:
-        law = "the experiment was approved without a signature, and this site now requires one"
-        refuse("approval", "unsigned", law, "approve it again with --signature")
+        reason = "the experiment was approved without a signature, and this site now requires one"
+        refuse("approval", "unsigned", reason, "approve it again with --signature")
     if signed_by and signed_by not in {known.lower() for known in policy.known_keys}:
-        law = f"the key that signed the experiment is no longer one of known_keys in {POLICY}"
-        refuse("approval", signed_by[:16], law, "approve it again, signed by a known key")
+        reason = f"the key that signed the experiment is no longer one of known_keys in {POLICY}"
+        refuse("approval", signed_by[:16], reason, "approve it again, signed by a known key")
 
 
 def _verifies(key: str, signed: str, digest: str) -> bool:
@@ -184,9 +191,8 @@ def _verifies(key: str, signed: str, digest: str) -> bool:
 
     ed25519 = _load_cryptography()
     try:
-        ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
-            bytes.fromhex(signed), PREFIX + digest.encode()
-        )
+        public = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(signed), PREFIX + digest.encode())
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -194,9 +200,7 @@ def _verifies(key: str, signed: str, digest: str) -> bool:
 
 def _load_cryptography() -> Any:
     try:
-        from cryptography.hazmat.primitives.asymmetric import (  # type: ignore[import-not-found,unused-ignore]
-            ed25519,
-        )
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         invalid("signature", "Ed25519", "the package cryptography is not installed", "pip install cryptography")
     return ed25519

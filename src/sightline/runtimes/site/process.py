@@ -33,14 +33,14 @@ PAUSE_SECONDS = 0.1
 T = TypeVar("T")
 
 
-def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda: None) -> None:
+def serve_site(site: "Site", path: Path, *, ready: Callable[[], None] = lambda: None) -> None:
     """Answer one question per connection, until the process ends.
 
-    Guarantees: nothing at `place` is removed except a stale socket of this user; messages are read as safetensors,
+    Guarantees: nothing at `path` is removed except a stale socket of this user; messages are read as safetensors,
     never unpickled; a caller that hangs up, drips or sends garbage changes nothing and delays no other caller; a
     message of more than the policy's `largest_bytes` is not read; no message ends the process.
     """
-    with _claim_socket(place) as listener:
+    with _claim_socket(path) as listener:
         ready()
         callers = _Callers(site)
         while listener.fileno() >= 0:
@@ -53,66 +53,66 @@ def serve_site(site: "Site", place: Path, *, ready: Callable[[], None] = lambda:
 
 
 @contextmanager
-def _claim_socket(place: Path) -> Iterator[socket.socket]:
+def _claim_socket(path: Path) -> Iterator[socket.socket]:
     """Listen at a path at which no other process answers; the lock file beside it is released with the process."""
-    lock = place.with_name(f"{place.name}.lock")
+    lock = path.with_name(f"{path.name}.lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        invalid("--socket", place, f"{lock.name} beside it cannot be opened ({error.strerror})", "choose another path")
+        invalid("--socket", path, f"{lock.name} beside it cannot be opened ({error.strerror})", "choose another path")
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _refuse_taken(place)
-        _remove_stale(place)
-        with _listen_at(place) as listener:
+            _refuse_taken(path)
+        _remove_stale(path)
+        with _listen_at(path) as listener:
             # Remember the inode: at the end remove only the socket that this process made.
-            own = place.lstat().st_ino
+            own = path.lstat().st_ino
             try:
                 yield listener
             finally:
                 with suppress(OSError):
-                    if place.lstat().st_ino == own:
-                        place.unlink()
+                    if path.lstat().st_ino == own:
+                        path.unlink()
     finally:
         os.close(handle)
 
 
-def _refuse_taken(place: Path) -> NoReturn:
-    invalid("--socket", place, "another process answers there", "end it, or choose another path")
+def _refuse_taken(path: Path) -> NoReturn:
+    invalid("--socket", path, "another process already answers there", "stop it, or choose another path")
 
 
-def _remove_stale(place: Path) -> None:
+def _remove_stale(path: Path) -> None:
     """Remove the socket that a dead process of this user left; raise InvalidInput for anything else at the path."""
     try:
-        found = place.lstat()
+        existing = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-        invalid("--socket", place, "is there already and is not a socket of this user", "choose another path")
+    if not stat.S_ISSOCK(existing.st_mode) or existing.st_uid != os.geteuid():
+        invalid("--socket", path, "the path exists and is not a socket of this user", "choose another path")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(str(place))
+            probe.connect(str(path))
         except ConnectionRefusedError:
-            place.unlink()
+            path.unlink()
             return
         except OSError as error:
             LOG.debug("the socket was probed (%s)", type(error).__name__)
-    _refuse_taken(place)
+    _refuse_taken(path)
 
 
-def _listen_at(place: Path) -> socket.socket:
+def _listen_at(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     # The socket is for its owner and group: the user that runs the SuperNode is in the group.
     before = os.umask(0o117)
     try:
-        listener.bind(str(place))
+        listener.bind(str(path))
         listener.listen(128)
     except OSError as error:
         listener.close()
-        invalid("--socket", place, f"cannot be listened at ({error.strerror or error})", "choose another path")
+        invalid("--socket", path, f"cannot listen there ({error.strerror or error})", "choose another path")
     finally:
         os.umask(before)
     return listener
@@ -134,7 +134,7 @@ class _Callers:
         self._answering: dict[socket.socket, int] = {}
 
     def take(self, caller: socket.socket) -> None:
-        """Serve a caller in a new thread, or turn it away if every place is taken by a question being answered."""
+        """Serve a caller in a new thread, or turn it away if every slot is taken by a question being answered."""
         with self._lock:
             if len(self._talking) + len(self._answering) >= MOST_CALLERS and not self._hang_up_on_oldest(caller):
                 LOG.warning("a caller was turned away: %d questions are being answered", len(self._answering))
@@ -149,11 +149,11 @@ class _Callers:
 
     def _serve(self, caller: socket.socket) -> None:
         try:
-            content = _receive(caller, self._site.policy.largest_bytes, _end_of(PATIENCE_SECONDS), self._count)
-            answer = _answer_bytes(self._site, content, partial(self._heed, caller))
+            content = _receive(caller, self._site.policy.largest_bytes, _deadline(PATIENCE_SECONDS), self._count)
+            answer = _answer_bytes(self._site, content, partial(self._still_waits, caller))
             del content
             self._begin_taking(caller)
-            _send(caller, answer, _end_of(PATIENCE_SECONDS))
+            _send(caller, answer, _deadline(PATIENCE_SECONDS))
         except (EOFError, OSError, MemoryError) as error:
             LOG.debug("a caller was left (%s)", type(error).__name__)
         except Exception:
@@ -172,7 +172,7 @@ class _Callers:
                     raise EOFError
 
     def _hang_up_on_oldest(self, but: socket.socket) -> bool:
-        oldest = next((one for one in self._talking if one is not but), None)
+        oldest = next((caller for caller in self._talking if caller is not but), None)
         if oldest is None:
             return False
         del self._talking[oldest]
@@ -180,7 +180,7 @@ class _Callers:
             oldest.shutdown(socket.SHUT_RDWR)
         return True
 
-    def _heed(self, caller: socket.socket, held: bool) -> bool:
+    def _still_waits(self, caller: socket.socket, held: bool) -> bool:
         """Return whether a caller still waits; `held` when its turn has come."""
         if _hung_up(caller):
             return False
@@ -190,7 +190,7 @@ class _Callers:
             return caller in (self._answering if held else self._talking)
 
     def _begin_taking(self, caller: socket.socket) -> None:
-        """Note that a caller takes its answer from now on; raises EOFError where it was left."""
+        """Record that a caller now takes its answer; raise EOFError if it was hung up on."""
         with self._lock:
             if self._talking.pop(caller, None) is None and self._answering.pop(caller, None) is None:
                 raise EOFError
@@ -206,14 +206,15 @@ class _Callers:
 def _hung_up(line: socket.socket) -> bool:
     """Return whether the other end is closed, or this one was shut."""
     poll = select.poll()
-    poll.register(line, 0)  # POLLHUP is told unasked
+    # No events to ask for: POLLHUP is always reported.
+    poll.register(line, 0)
     return bool(poll.poll(0))
 
 
-def _answer_bytes(site: "Site", content: bytes | bytearray, heed: Callable[[bool], bool]) -> bytes:
-    """Return the answer to a message as bytes; raises no Exception but MemoryError."""
+def _answer_bytes(site: "Site", content: bytes | bytearray, still_waits: Callable[[bool], bool]) -> bytes:
+    """Return the answer to a message as bytes; raise no Exception but MemoryError."""
     try:
-        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS), heed).to_bytes()
+        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS), still_waits).to_bytes()
     except SightlineError as error:
         LOG.warning("refused: %s", error)
         return WireMessage({"refused": str(error)}).to_bytes()
@@ -222,7 +223,7 @@ def _answer_bytes(site: "Site", content: bytes | bytearray, heed: Callable[[bool
         return WireMessage({"refused": f"{type(error).__name__}; the site's log says more"}).to_bytes()
 
 
-def _end_of(seconds: float | None) -> float:
+def _deadline(seconds: float | None) -> float:
     return math.inf if seconds is None else time.monotonic() + seconds
 
 
@@ -256,34 +257,34 @@ def _receive(
 def _receive_exactly(
     line: socket.socket, size: int, end: float, count: Callable[[socket.socket, int], None]
 ) -> bytearray:
-    found = bytearray()
-    while len(found) < size:
+    content = bytearray()
+    while len(content) < size:
         # The deadline is for the whole message: a timeout per read would let a caller drip one byte at a time.
         if time.monotonic() >= end:
             raise TimeoutError
         _set_deadline(line, end)
-        piece = line.recv(min(size - len(found), 1 << 20))
+        piece = line.recv(min(size - len(content), 1 << 20))
         if not piece:
             raise EOFError
-        found += piece
-        count(line, len(found))
-    return found
+        content += piece
+        count(line, len(content))
+    return content
 
 
-def ask_site(place: Path, message: WireMessage, *, seconds: float | None = None) -> WireMessage:
+def ask_site(path: Path, message: WireMessage, *, seconds: float | None = None) -> WireMessage:
     """Return the answer of the site behind a socket, or a refusal if it does not arrive completely within `seconds`."""
-    end = _end_of(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+    end = _deadline(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
     try:
         with socket.socket(socket.AF_UNIX) as site:
             _set_deadline(site, end)
-            site.connect(str(place))
+            site.connect(str(path))
             _send(site, message.to_bytes(), end)
             return WireMessage.from_bytes(_receive(site, LARGEST_LETTER, end), most_words=LARGEST_SITE_WORDS)
     except TimeoutError:
         return WireMessage({"refused": f"site-socket: no answer within {seconds:g} seconds"})
     except (EOFError, OSError, SightlineError) as error:
-        why = f"nobody answers there, or not to a message of this size ({type(error).__name__})"
-        return WireMessage({"refused": f"site-socket: {why}"})
+        reason = f"no site answers there, or the message is too large for it ({type(error).__name__})"
+        return WireMessage({"refused": f"site-socket: {reason}"})
 
 
 class _TimeOver(BaseException):
@@ -316,10 +317,10 @@ def run_within(seconds: float, work: Callable[[], T]) -> T:
             # Cancel an exception that was sent but has not been raised yet.
             _raise_in(thread, None)
     except _TimeOver:
-        raise SightlineError(f"largest_seconds={seconds:g}: the answer would take longer") from None
+        raise SightlineError(f"largest_seconds={seconds:g}: computing the answer takes longer") from None
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Raise an error in a thread at its next bytecode, or cancel a pending one."""
-    thing = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), thing)
+    pending = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), pending)
