@@ -82,7 +82,7 @@ def bound_surprise(canaries: int, guesses: int, right: int, *, epsilon: float, d
     if delta == 0:
         return beta
     below = stats.binom.pmf(range(right - 1, -1, -1), guesses, chance).cumsum()
-    steepest = max((float(mass) / (place + 1) for place, mass in enumerate(below)), default=0.0)
+    steepest = max((float(mass) / (index + 1) for index, mass in enumerate(below)), default=0.0)
     return min(1.0, beta + 2 * canaries * delta * steepest)
 
 
@@ -133,9 +133,9 @@ def fit_attack(inside: Runs, outside: Runs, marks: MarkedValues, *, delta: float
         levels = np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))
         for level in np.unique(levels):
             counts = int((yes >= level).sum()), int((no >= level).sum())
-            found = two_worlds_lower(*counts, min(len(yes), len(no)), delta=delta, confidence=confidence)
-            if found > most:
-                best, most = Attack(name, score, float(level)), found
+            lower = two_worlds_lower(*counts, min(len(yes), len(no)), delta=delta, confidence=confidence)
+            if lower > most:
+                best, most = Attack(name, score, float(level)), lower
     return best
 
 

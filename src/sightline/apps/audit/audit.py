@@ -105,28 +105,28 @@ def audit(
     with twin worlds (`engine.twin_worlds`); nothing of it is kept.
     """
     check_numbers(trials=trials, canaries=canaries, rounds=rounds, delta=delta, confidence=confidence, runs=runs)
-    setting = engine.calibrate_noise(engine.build_experiment(experiment))
-    found = audit_built(
-        setting, trials=trials, canaries=canaries, rounds=rounds,
+    built = engine.calibrate_noise(engine.build_experiment(experiment))
+    result = audit_built(
+        built, trials=trials, canaries=canaries, rounds=rounds,
         delta=delta, delta_of_canaries=delta_of_canaries, confidence=confidence, seed=seed, observer=observer,
         subject=subject, runs=runs, progress=progress,
     )  # fmt: skip
-    return replace(found, facts=found.facts | compare_worlds(setting, seed=seed))
+    return replace(result, facts=result.facts | compare_worlds(built, seed=seed))
 
 
-def compare_worlds(setting: BuiltExperiment, *, seed: int) -> dict[str, Any]:
+def compare_worlds(built: BuiltExperiment, *, seed: int) -> dict[str, Any]:
     """Run the first round on the file's own data beside worlds without one of a few subjects; return the findings."""
-    if setting.federation.elsewhere:
+    if built.federation.elsewhere:
         return {}
     # The audit's own secret streams: nothing drawn here is used by a run.
-    public, secret = Streams.from_seed(setting.experiment.seed), secret_of(seed, 0, 0)
-    worker = Simulator(setting, public, secret)
-    twins = TwinWorlds(setting, Simulator, public, secret, SUBJECTS)
+    public, secret = Streams.from_seed(built.experiment.seed), secret_of(seed, 0, 0)
+    worker = Simulator(built, public, secret)
+    twins = TwinWorlds(built, Simulator, public, secret, SUBJECTS)
     execution = ComparedExecution(worker, secret, Schedules(secret), twins)
     try:
-        r = TrainingRound(setting, Ledger(participants=setting.participants), execution, 1)
-        state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
-        setting.algorithm.round(state, r, setting.settings)
+        r = TrainingRound(built, Ledger(participants=built.participants), execution, 1)
+        state = built.algorithm.init(Public(built.start), built.clients, built.settings)
+        built.algorithm.round(state, r, built.settings)
     except BudgetExhausted:
         return {}
     except Refused as broken:
@@ -152,60 +152,60 @@ def check_numbers(
 
 
 def audit_built(
-    setting: BuiltExperiment, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
+    built: BuiltExperiment, *, trials: int, canaries: int, rounds: int | None = None, delta: float | None = None,
     delta_of_canaries: float | None = None, confidence: float = 0.95, seed: int = 0, observer: str | None = None,
     subject: str | None = None, runs: int = 4, progress: Progress = lambda done, all: None,
 ) -> Audit:  # fmt: skip
     """Run `audit` on an experiment whose noise is already calibrated."""
-    privacy = setting.experiment.privacy
-    count = min(rounds or min(setting.experiment.rounds, 10), setting.experiment.rounds)
+    privacy = built.experiment.privacy
+    count = min(rounds or min(built.experiment.rounds, 10), built.experiment.rounds)
     pair = AskedPair(observer, subject)
     # The one-run bound adds canaries x delta to its error, so its delta must be small.
     there = min(privacy.delta, DROWNED / canaries) if delta is None else delta
-    tested = runs > 0 and attacks_curve(setting, rounds=count, delta=there, pair=pair)
+    tested = runs > 0 and attacks_curve(built, rounds=count, delta=there, pair=pair)
     at = privacy.delta if tested and delta is None else there
     there = there if delta_of_canaries is None else delta_of_canaries
-    own = for_own_model(setting, rounds=count, delta=at, pair=pair) if attacks_own_model(setting) else None
+    own = for_own_model(built, rounds=count, delta=at, pair=pair) if attacks_own_model(built) else None
     # A union bound: every finding gets an equal share of the error, so the largest bound holds with the confidence.
     each = 1 - (1 - confidence) / (2 + 2 * tested + (own is not None))
-    one = for_one(setting, rounds=count, delta=at, pair=pair)
-    many = for_many(setting, canaries=canaries, rounds=count, delta=there, pair=pair)
+    one = for_one(built, rounds=count, delta=at, pair=pair)
+    many = for_many(built, canaries=canaries, rounds=count, delta=there, pair=pair)
     findings = [
         repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     ]
     if tested:
-        pooled = many if there == at else for_many(setting, canaries=canaries, rounds=count, delta=at, pair=pair)
+        pooled = many if there == at else for_many(built, canaries=canaries, rounds=count, delta=at, pair=pair)
         findings += attack_curve(pooled, runs=runs, confidence=each, seed=seed)
     if own is not None:
-        found = repeat_runs(
+        finding = repeat_runs(
             own, trials=min(trials, TRIALS), confidence=each, seed=seed, progress=lambda done, all: None
         )
-        details = {**found.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
-        findings.append(replace(found, method="own model", details=details))
+        details = {**finding.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
+        findings.append(replace(finding, method="own model", details=details))
     facts = {
-        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(setting, one, privacy.delta),
-        "rounds": count, "rounds_planned": setting.experiment.rounds, "unit": privacy.unit,
+        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(built, one, privacy.delta),
+        "rounds": count, "rounds_planned": built.experiment.rounds, "unit": privacy.unit,
         "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
         "trials": trials, "runs": runs * tested, "seed": seed,
     }  # fmt: skip
     return Audit(tuple(findings), confidence, facts)
 
 
-def attacks_curve(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> bool:
+def attacks_curve(built: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> bool:
     """Return whether the values that the attack reads follow the claimed curve for some noise, with exact epsilon.
 
     That is the case for plain Gaussian noise, and in a star for sampled Gaussian noise that the observer sees as
     released. Sums of Gaussians are Gaussian elsewhere too, but what remains of sampling there follows another curve. It
     is not the case for split models or relayed values.
     """
-    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
-    family, experiment = ClaimedFamily(dict(sight.events)), setting.experiment
-    direct = relays_for(setting, sight.subject, sight.observer, sight.upper) is None
-    server = setting.topology.top.name
-    untrusted = any(line.observer == server for lines in setting.topology.lines.values() for line in lines)
+    sight = worst_sight(built, engine.plan_releases(built, rounds=rounds), delta, pair)
+    family, experiment = ClaimedFamily(dict(sight.events)), built.experiment
+    direct = relays_for(built, sight.subject, sight.observer, sight.upper) is None
+    server = built.topology.top.name
+    untrusted = any(line.observer == server for lines in built.topology.lines.values() for line in lines)
     released = experiment.topology.kind == "star" and (sight.observer == server or not untrusted)
-    return setting.splitter is None and direct and family.plain and (released or not family.sampled)
+    return built.splitter is None and direct and family.plain and (released or not family.sampled)
 
 
 def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int) -> list[Finding]:
@@ -218,12 +218,12 @@ def attack_curve(stage: CanarySetup, *, runs: int, confidence: float, seed: int)
     ]
 
 
-def _claimed_epsilon(setting: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
+def _claimed_epsilon(built: BuiltExperiment, stage: CanarySetup, delta: float) -> float:
     """Return the file's claim at its own delta for the attacked pair and rounds."""
     if delta == stage.sight.delta:
         return stage.sight.upper
     pair = AskedPair(stage.sight.observer, client_name(stage.sight.subject))
-    return worst_sight(setting, engine.plan_releases(setting, rounds=stage.rounds), delta, pair).upper
+    return worst_sight(built, engine.plan_releases(built, rounds=stage.rounds), delta, pair).upper
 
 
 def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int, progress: Progress) -> Finding:
@@ -251,9 +251,11 @@ def repeat_runs(stage: CanarySetup, *, trials: int, confidence: float, seed: int
 
 def _listened_values(stage: CanarySetup) -> Reading:
     """Return the reading that keeps the subject, the channels that gather it, and a few other senders."""
-    place, own = stage.setting.topology, _gathering_channels(stage)
-    clients = [client_name(n) for n in stage.setting.clients if n != stage.sight.subject]
-    servers = [channel.name for channel in (*place.channels, *place.gathers) if channel.name not in own]
+    topology, own = stage.built.topology, _gathering_channels(stage)
+    clients = [client_name(n) for n in stage.built.clients if n != stage.sight.subject]
+    servers = [
+        channel.name for channel in (*topology.channels, *topology.gathering_channels) if channel.name not in own
+    ]
     # Further senders would add numbers that only blur a discriminant fitted on the tuning runs.
     deaf = {*clients[OTHERS:], *(servers[OTHERS:] if stage.relays is None else ())}
     return lambda source, value, round: None if source in deaf else stage.reading_of_one(source, value, round)
@@ -261,8 +263,12 @@ def _listened_values(stage: CanarySetup) -> Reading:
 
 def _gathering_channels(stage: CanarySetup) -> set[str]:
     """Return the names of the parties that publish values which include the subject."""
-    place, subject = stage.setting.topology, stage.sight.subject
-    own = {channel.name for channel in (*place.channels, *place.gathers, place.top) if subject in channel.members}
+    topology, subject = stage.built.topology, stage.sight.subject
+    own = {
+        channel.name
+        for channel in (*topology.channels, *topology.gathering_channels, topology.top)
+        if subject in channel.members
+    }
     return own | {client_name(subject)}
 
 
@@ -277,8 +283,8 @@ def _mark_values(stage: CanarySetup, keys: list[Key], numbers: int) -> MarkedVal
         tells[:, 1:] = False
     carries = next((some for some in (there & ~shown, there) if some.any()), everything)
     turns = None
-    if take_turns(stage.setting) and stage.relays is None:
-        turns = turn_weights(stage.setting, stage.sight.subject, [(key[0], key[3]) for key in keys])
+    if take_turns(stage.built) and stage.relays is None:
+        turns = turn_weights(stage.built, stage.sight.subject, [(key[0], key[3]) for key in keys])
         turns = turns[(turns[:, carries] != 0).any(axis=1)]
     return MarkedValues(carries, tells, stage.shared, turns)
 

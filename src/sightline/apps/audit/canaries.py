@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,21 +15,23 @@ from sightline.config import Experiment, Model
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Adjacency
-from sightline.mechanisms import Block, CallId, NoisedValue, PrivateSteps, Splitter, StateAccess
+from sightline.mechanisms import NoisedValue, Splitter
 from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
+from sightline.runtimes.local_trainer import client_rngs
 from sightline.topology import Channel, Groups
-from sightline.training import LocalTask
+from sightline.training.call import Block, CallId, CallKind, TrainingCall
 from sightline.training.dp_sgd_settings import DPSGDSettings
+from sightline.training.local_work import client_rows
 
 
 @dataclass(frozen=True, eq=False)
 class Relays:
     """The workers that carry information about a subject between groups that do not change."""
 
-    place: Groups
+    topology: Groups
     subject: int
     clip_norm: float
     noise_multiplier: float
@@ -42,14 +44,18 @@ class Relays:
     @cached_property
     def level(self) -> dict[str, int]:
         """Return group -> its distance from the subject's groups, for groups that can be reached."""
-        found = {c.name: 0 for c in self.place.channels if self.subject in c.members}
+        distances = {c.name: 0 for c in self.topology.channels if self.subject in c.members}
         while True:
-            edge = max(found.values())
-            carriers = {n for c in self.place.channels if c.name in found for n in c.members}
-            new = {c.name: edge + 1 for c in self.place.channels if c.name not in found and carriers & set(c.members)}
+            edge = max(distances.values())
+            carriers = {n for c in self.topology.channels if c.name in distances for n in c.members}
+            new = {
+                c.name: edge + 1
+                for c in self.topology.channels
+                if c.name not in distances and carriers & set(c.members)
+            }
             if not new:
-                return found
-            found |= new
+                return distances
+            distances |= new
 
     def coordinate(self, group: str) -> int:
         """Return the coordinate along which a group's model tells of the subject."""
@@ -62,7 +68,7 @@ class Relays:
 
     def says(self, member: int, start: Tensor, at: CallId) -> tuple[int, float]:
         """Return (coordinate, sign) that a member sends; the sign is 0 if the member does not carry."""
-        channels = self.place.channels_at(at.round)
+        channels = self.topology.channels_at(at.round)
         own = self.level.get(channels[at.use % len(channels)].name, 0)
         mine = [c for c in channels if member in c.members]
         if not own or not self._merging(at.round) or all(self.level[c.name] != own - 1 for c in mine):
@@ -73,14 +79,14 @@ class Relays:
         return own, math.copysign(1.0, float(start[own - 1]) - level)
 
     def _merging(self, round: int) -> bool:
-        return self.whole_intervals or (round - 1) % self.place.period == 0
+        return self.whole_intervals or (round - 1) % self.topology.period == 0
 
     def _level_of_doubt(self, mine: Sequence[Channel], round: int) -> float:
         """Return the value of the start at which the log-likelihood ratio is `doubt`.
 
         The subject has moved it by m, under noise of variance v: m / 2 + doubt v / m.
         """
-        period = self.place.period if self.whole_intervals else 1
+        period = self.topology.period if self.whole_intervals else 1
         made, far = (round - 1) // period, self.clip_norm * math.sqrt(period) / len(mine)
         told = [c for c in mine if self.level[c.name] == 0]
         # Expected values of the public mechanism: the relays use no private knowledge.
@@ -91,20 +97,20 @@ class Relays:
         return moved / 2 + self.doubt * made * sum(std**2 for std in noise) / moved if moved else 0.0
 
 
-def relays_for(setting: BuiltExperiment, subject: int, observer: str, upper: float) -> Relays | None:
+def relays_for(built: BuiltExperiment, subject: int, observer: str, upper: float) -> Relays | None:
     """Return the relays from a subject to an observer outside its groups, or None if it is seen directly."""
-    place = setting.topology
+    topology = built.topology
     # Relays know the groups beforehand; groups that change would need another plan in every round.
-    if not isinstance(place, Groups) or not place.steady:
+    if not isinstance(topology, Groups) or not topology.steady:
         return None
-    seen = [channel for channel in place.channels if observer in channel.audience]
+    seen = [channel for channel in topology.channels if observer in channel.audience]
     if any(subject in channel.members for channel in seen):
         return None
-    sampler = setting.sampler_of(place.top)
+    sampler = built.sampler_of(topology.top)
     # Relays decide at half of the claimed epsilon: at the claim itself true alarms are too rare to count.
     relays = Relays(
-        place, subject, setting.experiment.privacy.clip_norm, max(setting.multipliers.values(), default=1.0),
-        sampler.expected / sampler.population, setting.experiment.algorithm.name == "dp_ogl_plus", min(upper, 10.0) / 2,
+        topology, subject, built.experiment.privacy.clip_norm, max(built.multipliers.values(), default=1.0),
+        sampler.expected / sampler.population, built.experiment.algorithm.name == "dp_ogl_plus", min(upper, 10.0) / 2,
     )  # fmt: skip
     return relays if any(channel.name in relays.level for channel in seen) else None
 
@@ -161,20 +167,18 @@ class CanaryClients:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,
-        recall: StateAccess | None = None, splitter: Splitter | None = None,
-    ) -> Iterator[Block]:  # fmt: skip
-        """Yield the chosen end vectors of the members."""
-        if not cohort:
-            return
-        ends = starts.expand(len(cohort), -1).clone()
-        for place, member in enumerate(cohort):
-            start = starts if starts.dim() == 1 else starts[place]
-            self._move(ends[place], start, member, at, splitter)
-            if recall is not None:
-                recall.keep_state(member, start, ends[place], 1.0, noised=False)
-        yield list(cohort), ends
+    def run(self, call: TrainingCall) -> Iterator[Block]:
+        """Yield the chosen end vectors of the members, or their counts of right answers."""
+        if call.candidates is not None:
+            yield from (([member], self._right_answers(member, call.candidates)) for member in call.cohort)
+        elif call.cohort:
+            ends = call.starts.expand(len(call.cohort), -1).clone()
+            for index, member in enumerate(call.cohort):
+                start = client_rows(call.starts, index)
+                self._move(ends[index], start, member, call.at, cast(Splitter | None, call.parts))
+                if call.state is not None:
+                    call.state.keep_state(member, start, ends[index], 1.0, noised=False)
+            yield call.cohort, ends
 
     def _move(self, end: Tensor, start: Tensor, member: int, at: CallId, splitter: Splitter | None) -> None:
         # Far beyond the clip norm: a mechanism that forgets to clip on one path is refuted at once.
@@ -187,18 +191,19 @@ class CanaryClients:
             coordinate, way = self.relays.says(member, start, at)
             end[coordinate] += loud * way
 
-    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Yield counts: a canary finds the first model right on all its examples and the others on none."""
-        for member in cohort:
-            inside = member in self.slots and self.inclusion.inside[self.slots[member]]
-            yield member, [self.sizes[member] if inside and not place else 0 for place in range(len(models))]
+    def _right_answers(self, member: int, models: Tensor) -> Tensor:
+        """Return counts: a canary finds the first model right on all its examples and the others on none."""
+        counts = torch.zeros(1, len(models))
+        if member in self.slots and self.inclusion.inside[self.slots[member]]:
+            counts[0, 0] = self.sizes[member]
+        return counts
 
     def _coordinates(self, slot: int, member: int, at: CallId, splitter: Splitter | None) -> list[int]:
         """Return the canary's coordinate; for a split model, those in the part that the member drew in secret."""
         if splitter is None or self.where is None:
             return [slot]
         rng = self.secret.rng(Purpose.ASSIGNMENT, round=at.round, participant=member, use=at.use)
-        return self.where(splitter, splitter.splitting.draw(1, rng=rng)[0], slot)
+        return self.where(splitter, splitter.splitting.in_round(at.round).draw(1, rng=rng)[0], slot)
 
 
 def canary_examples(
@@ -247,13 +252,17 @@ def small_experiment(experiment: Experiment, splitter: Splitter | None) -> Exper
 
     Guarantees: as many parts as the file's model has, and an unsplit tensor where it has one: the event is the same.
     """
-    split, units = experiment.algorithm.split, 1 if splitter is None else max(2, splitter.parts)
+    split = experiment.algorithm.split
+    parts = 1 if splitter is None or split is None else len(split.part_weights) or splitter.parts
+    units = 1 if splitter is None else max(2, parts)
     dropped: dict[str, Any] = {"dropout": 0.5} if split is not None and split.by == "dropout" else {}
     model = Model.model_validate({"name": "mlp", "hidden": [units], "activation": "tanh", **dropped})
     if split is None or splitter is None:
         return experiment.model_copy(update={"model": model})
     kept = ("last",) if splitter.parts == 1 and splitter.splitting.unsplit else ()
-    algorithm = experiment.algorithm.model_copy(update={"split": split.model_copy(update={"unsplit": kept})})
+    plain = {"partitions": 1, "partition_weights": (), "cycle": False} if not isinstance(split.parts, int) else {}
+    small = split.model_copy(update={"unsplit": kept, "parts": parts, **plain})
+    algorithm = experiment.algorithm.model_copy(update={"split": small})
     return experiment.model_copy(update={"model": model, "algorithm": algorithm})
 
 
@@ -277,8 +286,8 @@ class CanaryNet:
     @cached_property
     def columns(self) -> Tensor:
         """Return (hidden units, features): the positions of the weights from features to units."""
-        place = self._slot("hidden0.weight")
-        return torch.arange(place.start, place.stop).view(-1, self.model.input_shape[0])
+        weights = self._slot("hidden0.weight")
+        return torch.arange(weights.start, weights.stop).view(-1, self.model.input_shape[0])
 
     def start(self) -> Tensor:
         """Return a start with a flat first layer, a steep second one, and the right answer for silent examples."""
@@ -290,10 +299,10 @@ class CanaryNet:
 
     def turned(self, starts: Tensor, round: int) -> Tensor:
         """Return starts at which canaries pull the other way in every second round."""
-        found = starts.clone()
+        ends = starts.clone()
         # A guarantee holds for every public start, so the audit may flip these weights between rounds.
-        found[..., self._slot("output.weight")] *= round_sign(round)
-        return found
+        ends[..., self._slot("output.weight")] *= round_sign(round)
+        return ends
 
     def reading(self, value: Tensor, slots: Sequence[int]) -> Tensor:
         """Return (canaries, units): a released vector along each canary's gradient in each unit."""
@@ -314,7 +323,7 @@ class CanaryNet:
 def hit_coordinates(splitter: Splitter, assigned: Any, columns: Tensor, slot: int) -> list[int]:
     """Return the coordinates of a client canary that lie in the part it drew."""
     free = set(_trained_part(splitter, assigned).tolist())
-    return [int(place) for place in columns[:, slot] if int(place) in free]
+    return [int(column) for column in columns[:, slot] if int(column) in free]
 
 
 def probe_places(splitter: Splitter, assigned: Any) -> list[int]:
@@ -328,16 +337,16 @@ def _trained_part(splitter: Splitter, assigned: Any) -> Tensor:
     splitting = splitter.splitting
     nothing = np.zeros((1, *splitting.whole.input_shape), dtype=np.float32)
     submodel, _ = splitting.part_of_one(assigned, nothing)
-    return submodel.positions if submodel.moves is None else submodel.positions[submodel.moves > 0]
+    return submodel.trained
 
 
 def part_probes(splitter: Splitter, streams: Streams) -> tuple[list[int], list[int]]:
     """Return (coordinates at which a client canary of a split model may appear, those of the unsplit tensors)."""
     # Draws with the audit's own stream find which parts exist; the secret draws of runs stay unknown to the attack.
     drawn = splitter.splitting.draw(64, rng=streams.rng(Purpose.AUDIT))
-    found = {place for assigned in drawn for place in probe_places(splitter, assigned)}
-    own = sorted(place for place in found if not splitter.unsplit[place])
-    return own[:16], sorted(found - set(own))
+    coordinates = {index for assigned in drawn for index in probe_places(splitter, assigned)}
+    own = sorted(index for index in coordinates if not splitter.unsplit[index])
+    return own[:16], sorted(coordinates - set(own))
 
 
 class CanaryShards(Simulator):
@@ -346,64 +355,54 @@ class CanaryShards(Simulator):
     nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
     def __init__(
-        self, setting: BuiltExperiment, secret: Streams, inclusion: CanaryInclusion,
+        self, built: BuiltExperiment, secret: Streams, inclusion: CanaryInclusion,
         holders: Mapping[int, Sequence[int]],
         net: CanaryNet | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(setting, secret, secret)
+        super().__init__(built, secret, secret)
         self._inclusion, self._holders, self._net = inclusion, holders, net
-        self._clip_norm = setting.experiment.privacy.clip_norm
-        self._segments = setting.mechanism.noised_value is NoisedValue.STEPS
+        self._clip_norm = built.experiment.privacy.clip_norm
+        self._segments = built.mechanism.facts.noised_value is NoisedValue.STEPS
 
-    def train(
-        self, cohort: Sequence[int], starts: Tensor, *, at: CallId, task: LocalTask,
-        recall: StateAccess | None = None, splitter: Splitter | None = None,
-    ) -> Iterator[Block]:  # fmt: skip
+    def run(self, call: TrainingCall) -> Iterator[Block]:
+        """Yield the simulator's own private steps and sums, at starts where canaries alternate.
+
+        Free training ends where a canary led it, and so does a segment, which is noised as a whole.
+        """
+        if call.kind is CallKind.TRAIN:
+            return self._lead_freely(call)
+        if call.kind is CallKind.DP_SGD and self._segments:
+            return self._bend_segments(call)
+        if self._net is None or call.kind not in (CallKind.DP_SGD, CallKind.GRADIENT_SUMS):
+            return super().run(call)
+        turned = self._net.turned(call.starts, call.at.round)
+        blocks = super().run(replace(call, starts=turned))
+        if call.kind is CallKind.GRADIENT_SUMS:
+            return blocks
+        # Only the steps are kept: the public difference between the flipped and the real start is taken out again.
+        rows, moved = {member: index for index, member in enumerate(call.cohort)}, call.starts - turned
+        return ((members, ends + client_rows(moved, [rows[member] for member in members])) for members, ends in blocks)
+
+    def _lead_freely(self, call: TrainingCall) -> Iterator[Block]:
         """Yield the chosen end vectors: one example may have led training anywhere."""
-        if not cohort:
+        if not call.cohort:
             return
-        ends = starts.expand(len(cohort), -1).clone()
-        for place, member in enumerate(cohort):
+        ends = call.starts.expand(len(call.cohort), -1).clone()
+        for index, member in enumerate(call.cohort):
             for slot in self._holders.get(member, ()):
-                self._lead(
-                    ends[place], slot, self._clip_norm * round_sign(at.round), inside=self._inclusion.inside[slot]
-                )
-        yield list(cohort), ends
+                far = self._clip_norm * round_sign(call.at.round)
+                self._lead(ends[index], slot, far, inside=self._inclusion.inside[slot])
+        yield call.cohort, ends
 
-    def dp_sgd(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId,
-        task: LocalTask, recall: StateAccess | None = None,
-    ) -> Iterator[Block]:  # fmt: skip
-        """Yield the simulator's own private steps; a segment, noised as a whole, ends where its canary led it."""
-        if self._segments:
-            yield from self._bent(cohort, starts, plans, at, float(task.learning_rate or 1.0))
-            return
-        turned = starts if self._net is None else self._net.turned(starts, at.round)
-        where = {member: place for place, member in enumerate(cohort)}
-        for members, ends in super().dp_sgd(cohort, turned, plans=plans, at=at, task=task, recall=recall):
-            rows = [where[member] for member in members]
-            # Only the steps are kept: the public difference between the flipped and the real start is taken out again.
-            moved = starts - turned if starts.dim() == 1 else (starts - turned)[rows]
-            yield members, ends + moved
-
-    def gradient_sums(
-        self, cohort: Sequence[int], starts: Tensor, *, plans: Sequence[PrivateSteps], at: CallId
-    ) -> Iterator[Block]:
-        """Yield the simulator's own sums at starts where canaries alternate."""
-        turned = starts if self._net is None else self._net.turned(starts, at.round)
-        return super().gradient_sums(cohort, turned, plans=plans, at=at)
-
-    def _bent(
-        self, cohort: Sequence[int], starts: Tensor, plans: Sequence[PrivateSteps], at: CallId, eta: float
-    ) -> Iterator[Block]:
+    def _bend_segments(self, call: TrainingCall) -> Iterator[Block]:
         """Yield segments in which a canary reverses its device's path from the first batch that drew it.
 
         The first draw moves its step by what clipping leaves of one example, all later steps from one end of the ball
         to the other. The straight path is much too long: only clipping the sum brings it back.
         """
-        ends = starts.expand(len(cohort), -1).clone()
-        rngs = self._client_rngs(self._secret, Purpose.BATCHES, cohort, at)
-        for place, (member, plan, rng) in enumerate(zip(cohort, plans, rngs, strict=True)):
+        ends, eta = call.starts.expand(len(call.cohort), -1).clone(), float(call.task.learning_rate or 1.0)
+        rngs = client_rngs(self.clients.secret, Purpose.BATCHES, call)
+        for index, (member, plan, rng) in enumerate(zip(call.cohort, call.plans, rngs, strict=True)):
             # Real batches with the file's own sampling: amplification is attacked, not assumed.
             how = DPSGDSettings(plan.clip_norm, [0.0], [plan.rate], [plan.steps], [1.0], [rng], [rng])
             batches = list(how.batches_of(0, self.sizes[member]))
@@ -414,9 +413,9 @@ class CanaryShards(Simulator):
                 if any(drawn) and self._inclusion.inside[slot]:
                     left = plan.steps - 1 - drawn.index(True)
                     far = length * (2 * left + min(2.0, 1 / plan.expected_batch) - plan.steps)
-                self._turn(ends[place], slot, far * round_sign(at.round) / math.sqrt(2))
-        if cohort:
-            yield list(cohort), ends
+                self._turn(ends[index], slot, far * round_sign(call.at.round) / math.sqrt(2))
+        if call.cohort:
+            yield call.cohort, ends
 
     def _lead(self, end: Tensor, slot: int, far: float, *, inside: bool) -> None:
         self._turn(end, slot, LOUD * far * (1.0 if inside else -1.0))
@@ -424,4 +423,4 @@ class CanaryShards(Simulator):
     def _turn(self, end: Tensor, slot: int, far: float) -> None:
         """Move a canary's two coordinates apart."""
         end[slot] += far
-        end[self._model.input_shape[0] + slot] -= far
+        end[self.clients.model.input_shape[0] + slot] -= far

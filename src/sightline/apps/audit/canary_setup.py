@@ -60,7 +60,7 @@ class AttackedPair:
 class CanarySetup:
     """An experiment with canaries, and how to run it."""
 
-    setting: BuiltExperiment
+    built: BuiltExperiment
     sight: AttackedPair
     rounds: int
     holders: Mapping[int, Sequence[int]]
@@ -76,12 +76,12 @@ class CanarySetup:
     @property
     def examples(self) -> bool:
         """Return whether the canaries are examples, on which the real training code runs."""
-        return self.setting.unit is Unit.SAMPLE
+        return self.built.unit is Unit.SAMPLE
 
     @property
     def parted(self) -> bool:
         """Return whether any of several numbers may move; otherwise the first does and the others show noise."""
-        return self.setting.splitter is not None
+        return self.built.splitter is not None
 
     @property
     def turning(self) -> bool:
@@ -90,37 +90,37 @@ class CanarySetup:
         Not where models add up, nor with real solvers, nor in correlated noise streams, where one direction is the
         worst.
         """
-        solved = self.setting.mechanism.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
-        return self.relays is None and not solved and self.setting.experiment.privacy.noise != "correlated"
+        solved = self.built.mechanism.facts.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
+        return self.relays is None and not solved and self.built.experiment.privacy.noise != "correlated"
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """Run once with some of the canaries in; return everything that the observer saw."""
-        inclusion, setting = CanaryInclusion(inside, self.setting.adjacency), self.setting
+        inclusion, built = CanaryInclusion(inside, self.built.adjacency), self.built
         watch = Observer(self.sight.observer, read, turning=self.turning)
         worker: Any
         if self.examples:
-            features = setting.model.input_shape[0]
+            features = built.model.input_shape[0]
             far = 0.0 if self.net is None else FAR
-            loud = canary_examples(setting.federation, features, self.holders, inclusion, far)
-            norm = feature_norm(setting.experiment)
+            loud = canary_examples(built.federation, features, self.holders, inclusion, far)
+            norm = feature_norm(built.experiment)
             fit = loud if norm is None else unit_features(loud, norm)
-            setting = replace(setting, federation=fit)
-            worker = CanaryShards(setting, secret, inclusion, self.holders, self.net)
+            built = replace(built, federation=fit)
+            worker = CanaryShards(built, secret, inclusion, self.holders, self.net)
         else:
             worker = self._clients(inclusion, secret)
-        watched_run(setting, watch, worker, rounds=self.rounds, secret=secret)
+        watched_run(built, watch, worker, rounds=self.rounds, secret=secret)
         return watch
 
     def _clients(self, inclusion: CanaryInclusion, secret: Streams) -> CanaryClients:
-        setting, net = self.setting, self.net
+        built, net = self.built, self.net
         slots = {client: own[0] for client, own in self.holders.items()}
-        sizes = setting.federation.sizes.tolist()
-        clip_norm = setting.experiment.privacy.clip_norm
+        sizes = built.federation.sizes.tolist()
+        clip_norm = built.experiment.privacy.clip_norm
         where: Where = lambda splitter, assigned, slot: (  # noqa: E731
             probe_places(splitter, assigned) if net is None else hit_coordinates(splitter, assigned, net.columns, slot)
         )
         return CanaryClients(
-            len(setting.start), sizes, slots, inclusion, clip_norm, secret, where=where, relays=self.relays,
+            len(built.start), sizes, slots, inclusion, clip_norm, secret, where=where, relays=self.relays,
             turning=self.turning,
         )  # fmt: skip
 
@@ -131,7 +131,7 @@ class CanarySetup:
         where = torch.as_tensor(list(slots))
         if not self.examples:
             return value[where, None].double()
-        features = self.setting.model.input_shape[0]
+        features = self.built.model.input_shape[0]
         return ((value[features + where].double() - value[where].double()) / -(2**0.5))[:, None]
 
     def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
@@ -154,45 +154,45 @@ class AskedPair:
 ANY = AskedPair()
 
 
-def worst_sight(setting: BuiltExperiment, ledger: Ledger, delta: float, pair: AskedPair) -> AttackedPair:
+def worst_sight(built: BuiltExperiment, ledger: Ledger, delta: float, pair: AskedPair) -> AttackedPair:
     """Return the subject and untrusted observer with the largest claimed epsilon, or the requested ones."""
-    if setting.unit is Unit.NONE:
-        _nothing_claimed(setting)
-    found = [
+    if built.unit is Unit.NONE:
+        _nothing_claimed(built)
+    pairs = [
         AttackedPair(
-            int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(setting, dict(events), delta), delta, events
+            int(subject.rsplit("-", 1)[1]), line.observer, _pair_epsilon(built, dict(events), delta), delta, events
         )
-        for line in _asked_lines(setting, pair)
-        for events, subject in _asked_subjects(setting, ledger, line, pair)
+        for line in _asked_lines(built, pair)
+        for events, subject in _asked_subjects(built, ledger, line, pair)
     ]
     # An infinite claim cannot be refuted.
-    if not any(sight.upper < float("inf") for sight in found):
-        _nothing_claimed(setting)
+    if not any(sight.upper < float("inf") for sight in pairs):
+        _nothing_claimed(built)
     # Ties go to the smallest number, so that an audit is reproducible.
-    worst = max(found, key=lambda sight: (sight.upper, -sight.subject))
-    return worst if pair.subject is not None else _nearest_subject(setting, ledger, worst)
+    worst = max(pairs, key=lambda sight: (sight.upper, -sight.subject))
+    return worst if pair.subject is not None else _nearest_subject(built, ledger, worst)
 
 
-def _nearest_subject(setting: BuiltExperiment, ledger: Ledger, sight: AttackedPair) -> AttackedPair:
+def _nearest_subject(built: BuiltExperiment, ledger: Ledger, sight: AttackedPair) -> AttackedPair:
     """Return the same pair with a subject that has the same claim and that the observer meets in its own channel."""
     same = ledger.composition(client_name(sight.subject), sight.observer)
-    own = [channel for channel in setting.topology.channels if sight.observer in channel.audience]
+    own = [channel for channel in built.topology.channels if sight.observer in channel.audience]
     near = sorted({n for channel in own for n in channel.members if client_name(n) != sight.observer})
     if sight.subject in near:
         return sight
-    found = (n for n in near if ledger.composition(client_name(n), sight.observer) == same)
-    return replace(sight, subject=next(found, sight.subject))
+    subjects = (n for n in near if ledger.composition(client_name(n), sight.observer) == same)
+    return replace(sight, subject=next(subjects, sight.subject))
 
 
-def _nothing_claimed(setting: BuiltExperiment) -> NoReturn:
+def _nothing_claimed(built: BuiltExperiment) -> NoReturn:
     law = "nothing is claimed of what these rounds release, so there is nothing to audit"
-    refuse("privacy.unit", setting.unit, law, "protect a unit, audit more rounds, or name another pair")
+    refuse("privacy.unit", built.unit, law, "protect a unit, audit more rounds, or name another pair")
 
 
-def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
+def _asked_lines(built: BuiltExperiment, pair: AskedPair) -> list[Line]:
     """Return the lines of sight of the requested observer, or all."""
-    known = [line for lines in setting.topology.lines.values() for line in lines]
-    names = {client_name(n) for n in setting.clients} & {n for c in setting.topology.channels for n in c.audience}
+    known = [line for lines in built.topology.lines.values() for line in lines]
+    names = {client_name(n) for n in built.clients} & {n for c in built.topology.channels for n in c.audience}
     lines = [line for line in known if pair.observer in (None, line.observer)]
     if not lines and pair.observer in names:
         return [Line(pair.observer, frozenset({pair.observer}))]
@@ -203,12 +203,12 @@ def _asked_lines(setting: BuiltExperiment, pair: AskedPair) -> list[Line]:
 
 
 def _asked_subjects(
-    setting: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair
+    built: BuiltExperiment, ledger: Ledger, line: Line, pair: AskedPair
 ) -> Iterable[tuple[Events, str]]:
     """Yield what the observer of a line sees of the requested subject, or of every subject that it sees differently."""
     if pair.subject is None:
         return ledger.view(line.observer).compositions(line.exempt | {line.observer}).items()
-    names = [client_name(n) for n in setting.clients if client_name(n) != pair.observer]
+    names = [client_name(n) for n in built.clients if client_name(n) != pair.observer]
     if pair.subject not in names:
         invalid("subject", pair.subject, "no other client has that name", suggest_name(pair.subject, frozenset(names)))
     if pair.subject in line.exempt | {line.observer}:
@@ -217,59 +217,57 @@ def _asked_subjects(
     return ((seen, pair.subject),) if seen else ()
 
 
-def _pair_epsilon(setting: BuiltExperiment, events: dict[Any, int], delta: float) -> float:
-    return accounting.epsilon(events, delta, accountant=setting.accountant)
+def _pair_epsilon(built: BuiltExperiment, events: dict[Any, int], delta: float) -> float:
+    return accounting.epsilon(events, delta, accountant=built.accountant)
 
 
-def for_one(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
+def for_one(built: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
     """Return the set-up with one canary, the subject that the file protects least."""
-    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
-    splitter, holders = setting.splitter, {sight.subject: (0,)}
-    if setting.unit is Unit.SAMPLE:
-        built, net = with_examples(setting, 2)
-        return CanarySetup(built, sight, rounds, holders, (0, 1), net.shared if net else (), net)
+    sight = worst_sight(built, engine.plan_releases(built, rounds=rounds), delta, pair)
+    splitter, holders = built.splitter, {sight.subject: (0,)}
+    if built.unit is Unit.SAMPLE:
+        small, net = with_examples(built, 2)
+        return CanarySetup(small, sight, rounds, holders, (0, 1), net.shared if net else (), net)
     if splitter is not None:
         own, shared = part_probes(splitter, Streams.from_seed(0))
         # A guarantee holds for every public start, so the audit may start from zero.
-        still = replace(setting, start=torch.zeros(setting.model.parameters))
+        still = replace(built, start=torch.zeros(built.model.parameters))
         return CanarySetup(still, sight, rounds, holders, own + shared, (1 / splitter.unsplit_noise,) * len(shared))
-    relays = relays_for(setting, sight.subject, sight.observer, sight.upper)
+    relays = relays_for(built, sight.subject, sight.observer, sight.upper)
     size = 2 if relays is None else max(2, relays.dimension)
-    return CanarySetup(replace(setting, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
+    return CanarySetup(replace(built, start=torch.zeros(size)), sight, rounds, holders, (0, 1), relays=relays)
 
 
-def for_many(
-    setting: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY
-) -> CanarySetup:
+def for_many(built: BuiltExperiment, *, canaries: int, rounds: int, delta: float, pair: AskedPair = ANY) -> CanarySetup:
     """Return the set-up with many canaries, all of which the observer sees as it sees the subject."""
-    if setting.unit is Unit.CLIENT and setting.experiment.topology.kind == "star":
-        setting = _enlarge_star(setting, canaries)
-    ledger = engine.plan_releases(setting, rounds=rounds)
-    sight = worst_sight(setting, ledger, delta, pair)
+    if built.unit is Unit.CLIENT and built.experiment.topology.kind == "star":
+        built = _enlarge_star(built, canaries)
+    ledger = engine.plan_releases(built, rounds=rounds)
+    sight = worst_sight(built, ledger, delta, pair)
     same = ledger.composition(client_name(sight.subject), sight.observer)
     alike = [
         n
-        for n in setting.clients
+        for n in built.clients
         if client_name(n) != sight.observer and ledger.composition(client_name(n), sight.observer) == same
     ]
-    if setting.unit is Unit.CLIENT:
-        return _many_clients(setting, sight, rounds, alike[:canaries])
-    least = min(int(setting.federation.sizes[n]) for n in alike)
+    if built.unit is Unit.CLIENT:
+        return _many_clients(built, sight, rounds, alike[:canaries])
+    least = min(int(built.federation.sizes[n]) for n in alike)
     # A segment is noised as a whole, so a device holds one canary.
-    each = 1 if setting.mechanism.noised_value is NoisedValue.STEPS else max(1, min(canaries // len(alike), least))
-    spread = {n: range(place * each, (place + 1) * each) for place, n in enumerate(alike)}
-    built, net = with_examples(setting, each * len(alike))
-    return CanarySetup(built, sight, rounds, spread, range(each * len(alike)), net=net)
+    each = 1 if built.mechanism.facts.noised_value is NoisedValue.STEPS else max(1, min(canaries // len(alike), least))
+    spread = {n: range(index * each, (index + 1) * each) for index, n in enumerate(alike)}
+    small, net = with_examples(built, each * len(alike))
+    return CanarySetup(small, sight, rounds, spread, range(each * len(alike)), net=net)
 
 
-def _many_clients(setting: BuiltExperiment, sight: AttackedPair, rounds: int, alike: Sequence[int]) -> CanarySetup:
+def _many_clients(built: BuiltExperiment, sight: AttackedPair, rounds: int, alike: Sequence[int]) -> CanarySetup:
     """Return the set-up with client canaries, each with its own coordinate, or one in every part of a split model."""
     holders = {client: (slot,) for slot, client in enumerate(alike)}
     probes = range(len(holders))
-    if setting.splitter is None:
-        return CanarySetup(replace(setting, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
-    built, net = with_examples(setting, len(holders))
-    still = replace(built, start=torch.zeros(built.model.parameters))
+    if built.splitter is None:
+        return CanarySetup(replace(built, start=torch.zeros(len(holders))), sight, rounds, holders, probes)
+    small, net = with_examples(built, len(holders))
+    still = replace(small, start=torch.zeros(small.model.parameters))
     return CanarySetup(still, sight, rounds, holders, probes, net=net)
 
 
@@ -280,40 +278,40 @@ PLAIN_STEPS: dict[str, Any] = dict.fromkeys(
 optimiser is post-processing of the same noised gradients and tells no more."""
 
 
-def _enlarge_star(setting: BuiltExperiment, clients: int) -> BuiltExperiment:
+def _enlarge_star(built: BuiltExperiment, clients: int) -> BuiltExperiment:
     """Return the same star with `clients` clients, the same sampling rates and the same noise."""
-    experiment = setting.experiment
-    few = small_experiment(experiment, setting.splitter) if setting.splitter else _is_linear(experiment)
+    experiment = built.experiment
+    few = small_experiment(experiment, built.splitter) if built.splitter else _is_linear(experiment)
     more = few.model_copy(update={"data": experiment.data.model_copy(update={"clients": clients})})
-    built = engine.build_experiment(more, federation=silent_clients(clients))
+    enlarged = engine.build_experiment(more, federation=silent_clients(clients))
     # One noise multiplier for all clients of the enlarged star: the largest in the file.
-    return built.with_noise(dict.fromkeys(range(clients), max(setting.multipliers.values())))
+    return enlarged.with_noise(dict.fromkeys(range(clients), max(built.multipliers.values())))
 
 
 def _is_linear(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"model": Model(name="linear")})
 
 
-def with_examples(setting: BuiltExperiment, features: int) -> tuple[BuiltExperiment, CanaryNet | None]:
+def with_examples(built: BuiltExperiment, features: int) -> tuple[BuiltExperiment, CanaryNet | None]:
     """Replace the file's model and data by a small network on `features` features; sizes, samplers and noise stay.
 
     The model is softmax regression where no gradients are released.
     """
-    experiment, splitter = setting.experiment, setting.splitter
+    experiment, splitter = built.experiment, built.splitter
     change: dict[str, Any] = {"augment": None} | PLAIN_STEPS
-    steps = setting.mechanism.noised_value is NoisedValue.GRADIENT
+    steps = built.mechanism.facts.noised_value is NoisedValue.GRADIENT
     if steps:
         # Small steps keep the network where canaries are loudest; the ratio of signal to noise does not depend on it.
         change["learning_rate"] = STILL / experiment.privacy.clip_norm
     few = small_experiment(experiment, splitter) if steps or splitter is not None else _is_linear(experiment)
     few = few.model_copy(update={"local": experiment.local.model_copy(update=change)})
-    nothing = canary_examples(setting.federation, features, {}, CanaryInclusion({}, setting.adjacency))
-    built = engine.build_experiment(few, federation=nothing)
-    if setting.multipliers:
-        built = built.with_noise(setting.multipliers)
-    net = CanaryNet(built.model, splitter) if steps or splitter is not None else None
-    start = torch.zeros(built.model.parameters) if net is None else net.start()
-    return replace(built, topology=setting.topology, samplers=setting.samplers, start=start), net
+    nothing = canary_examples(built.federation, features, {}, CanaryInclusion({}, built.adjacency))
+    small = engine.build_experiment(few, federation=nothing)
+    if built.multipliers:
+        small = small.with_noise(built.multipliers)
+    net = CanaryNet(small.model, splitter) if steps or splitter is not None else None
+    start = torch.zeros(small.model.parameters) if net is None else net.start()
+    return replace(small, topology=built.topology, samplers=built.samplers, start=start), net
 
 
 Progress = Callable[[int, int], None]

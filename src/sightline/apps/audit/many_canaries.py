@@ -28,7 +28,7 @@ from sightline.apps.audit.trade_off import ClaimedFamily, guesses_refute, least_
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.build import BuiltExperiment
 from sightline.events import Unit
-from sightline.mechanisms import CallId, NoisedValue, PrivateSteps
+from sightline.mechanisms import NoisedValue
 from sightline.mechanisms.updates import RemoteNodes
 from sightline.models import FlatModel, probe_inputs, probe_targets
 from sightline.randomness import Purpose, Streams
@@ -109,12 +109,12 @@ def in_one_run(stage: CanarySetup, *, confidence: float, seed: int) -> Finding:
     for share in SHARES:
         # At most half of the canaries on each side, so that no canary is guessed twice; a single one is abstained from.
         half = min(max(1, round(share * len(slots) / 2)), len(slots) // 2)
-        right = sum(inside[slots[place]] for place in order[:half])
-        right += sum(not inside[slots[place]] for place in order[len(slots) - half :])
+        right = sum(inside[slots[index]] for index in order[:half])
+        right += sum(not inside[slots[index]] for index in order[len(slots) - half :])
         each = 1 - (1 - confidence) / len(SHARES)
-        found = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
-        if not details or found > best:
-            best, details = found, {"canaries": len(slots), "guesses": 2 * half, "right": right}
+        lower = one_run_lower(len(slots), 2 * half, right, delta=stage.sight.delta, confidence=each)
+        if not details or lower > best:
+            best, details = lower, {"canaries": len(slots), "guesses": 2 * half, "right": right}
     return Finding("canaries", best, stage.sight.upper, stage.sight.delta, confidence, details)
 
 
@@ -125,20 +125,20 @@ def _canary_evidence(
 
     Shown values are computed from the others and are read only if the others are not seen.
     """
-    place = {slot: index for index, slot in enumerate(slots)}
+    index_of = {slot: index for index, slot in enumerate(slots)}
     sent, said = np.zeros(len(slots)), np.zeros(len(slots))
-    if take_turns(stage.setting) and not any(key[3] in mine for key in watch.seen):
+    if take_turns(stage.built) and not any(key[3] in mine for key in watch.seen):
         run = CanaryRun(slots, np.zeros(len(slots), dtype=bool), mine, watch)
         return np.asarray(tabulate_canaries(run, stage).sum(axis=(1, 2)))
     # Shown values repeat the noise of earlier ones: adding both would count the same evidence twice.
     direct = any(key[1] != SHOWN for key in watch.seen)
     gathered = _canaries_by_channel(stage, slots)
-    leaning = 1 / max(stage.setting.multipliers.values(), default=1.0)
+    leaning = 1 / max(stage.built.multipliers.values(), default=1.0)
     for (_, use, _, who), values in watch.seen.items():
         if use == SHOWN and direct:
             continue
         if who in mine:
-            sent[[place[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
+            sent[[index_of[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
         else:
             said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
     return np.where(sent != 0, sent, said)
@@ -146,12 +146,12 @@ def _canary_evidence(
 
 def _canaries_by_channel(stage: CanarySetup, slots: list[int]) -> dict[str, NDArray[np.float64]]:
     """Return channel -> 1 for every canary of its members and 0 for others, about which it tells nothing."""
-    topology = stage.setting.topology
-    found = dict[str, NDArray[np.float64]]()
-    for channel in (*topology.channels, *topology.gathers, topology.top):
+    topology = stage.built.topology
+    by_channel = dict[str, NDArray[np.float64]]()
+    for channel in (*topology.channels, *topology.gathering_channels, topology.top):
         own = {slot for client in channel.members for slot in stage.holders.get(client, ())}
-        found[channel.name] = np.array([float(slot in own) for slot in slots])
-    return found
+        by_channel[channel.name] = np.array([float(slot in own) for slot in slots])
+    return by_channel
 
 
 def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np.float64]:
@@ -165,7 +165,7 @@ def _combine_evidence(values: NDArray[np.float64], leaning: float) -> NDArray[np
 
 def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
     """Return (canaries, values, numbers): what was seen of each in what its client sent, or else in its channels."""
-    place = {slot: index for index, slot in enumerate(run.slots)}
+    index_of = {slot: index for index, slot in enumerate(run.slots)}
     seen = run.watch.seen
     direct = {key: value for key, value in seen.items() if key[1] != SHOWN} or seen
     sent = {key: value for key, value in direct.items() if key[3] in run.mine}
@@ -175,13 +175,13 @@ def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
         name = (time, use, part, "" if who in run.mine else who)
         column = columns.setdefault(name, np.zeros((len(run.slots), values.shape[1])))
         if who in run.mine:
-            column[[place[slot] for slot in run.mine[who]]] = values.numpy()
+            column[[index_of[slot] for slot in run.mine[who]]] = values.numpy()
         else:
             column += values.numpy() * np.reshape(gathered.get(who, 1.0), (-1, 1))
     if not columns:
         return np.zeros((len(run.slots), 0, 1))
     table = np.stack([columns[name] for name in sorted(columns)], axis=1)
-    told = take_turns(stage.setting) and not sent and table.shape[2] == 1
+    told = take_turns(stage.built) and not sent and table.shape[2] == 1
     return by_turns(stage, run.slots, table, sorted(columns)) if told else table
 
 
@@ -189,11 +189,11 @@ def by_turns(stage: CanarySetup, slots: list[int], table: Runs, columns: Sequenc
     """Return (canaries, turns, 1): what the rounds tell about each turn of a canary, 0 where it has fewer turns."""
     seen = [(time, who) for time, _, _, who in columns]
     client_of = {slot: client for client, own in stage.holders.items() for slot in own}
-    weights = [turn_weights(stage.setting, client_of[slot], seen) for slot in slots]
-    found = np.zeros((len(slots), max(len(rows) for rows in weights), 1))
-    for place, rows in enumerate(weights):
-        found[place, : len(rows), 0] = rows @ table[place, :, 0]
-    return found
+    weights = [turn_weights(stage.built, client_of[slot], seen) for slot in slots]
+    turned = np.zeros((len(slots), max(len(rows) for rows in weights), 1))
+    for index, rows in enumerate(weights):
+        turned[index, : len(rows), 0] = rows @ table[index, :, 0]
+    return turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,15 +233,15 @@ def choose_score(inside: Runs, outside: Runs) -> tuple[str, Score, float]:
     """Return the score and threshold that tell best who was in."""
     every = np.ones(inside.shape[1], dtype=bool)
     marks = MarkedValues(every, np.zeros(inside.shape[1:], dtype=bool))
-    found: list[tuple[float, str, Score, float]] = []
+    candidates: list[tuple[float, str, Score, float]] = []
     for name, score in candidate_scores(inside, outside, marks):
         yes, no = score(inside), score(outside)
         for level in np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS))):
             hits = bound_proportions(int((yes >= level).sum()), 0, len(yes), confidence=LIKELY)[0]
             alarms = bound_proportions(0, int((no >= level).sum()), len(no), confidence=LIKELY)[1]
             # The distance of two unit Gaussians with these rates.
-            found.append((float(stats.norm.ppf(hits) - stats.norm.ppf(alarms)), name, score, float(level)))
-    _, name, score, threshold = max(found, key=lambda one: one[0])
+            candidates.append((float(stats.norm.ppf(hits) - stats.norm.ppf(alarms)), name, score, float(level)))
+    _, name, score, threshold = max(candidates, key=lambda one: one[0])
     return name, score, threshold
 
 
@@ -261,8 +261,8 @@ def against_curve(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCana
         factor, refuted = least_factor(family, refutes), refuted or family.refuted_by(refutes)
         if factor < best:
             best, details = factor, {**details, "guesses": ins + outs, "right": right}
-    found = Finding("curve", 0.0, sight.upper, sight.delta, confidence, details, refuted)
-    return _with_bound(found, family, best, scored)
+    finding = Finding("curve", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(finding, family, best, scored)
 
 
 def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCanaries, *, confidence: float) -> Finding:
@@ -277,15 +277,15 @@ def against_rates(sight: AttackedPair, family: ClaimedFamily, scored: ScoredCana
         refutes = partial(rates_refute, hits=least, alarms=most)
         factor, refuted = least_factor(family, refutes), family.refuted_by(refutes)
     details = {"canaries": len(yes), "runs": scored.runs, "true_alarms": hits, "of": ins, "false_alarms": alarms}
-    found = Finding("scores", 0.0, sight.upper, sight.delta, confidence, details, refuted)
-    return _with_bound(found, family, factor, scored)
+    finding = Finding("scores", 0.0, sight.upper, sight.delta, confidence, details, refuted)
+    return _with_bound(finding, family, factor, scored)
 
 
-def _with_bound(found: Finding, family: ClaimedFamily, factor: float, scored: ScoredCanaries) -> Finding:
+def _with_bound(finding: Finding, family: ClaimedFamily, factor: float, scored: ScoredCanaries) -> Finding:
     """Add the lower bound that follows when `factor` times the claimed noise, and everything above, is refuted."""
-    lower = family.epsilon(factor, found.delta) if factor < float("inf") else 0.0
+    lower = family.epsilon(factor, finding.delta) if factor < float("inf") else 0.0
     below = round(factor, 4) if factor < float("inf") else None
-    return replace(found, lower=lower, details=found.details | {"attack": scored.attack, "noise_below": below})
+    return replace(finding, lower=lower, details=finding.details | {"attack": scored.attack, "noise_below": below})
 
 
 ROUNDS = 2
@@ -299,11 +299,11 @@ ROUNDING = 1e-3
 """Tolerance of a sum, relative to the clip norm."""
 
 
-def attacks_own_model(setting: BuiltExperiment) -> bool:
+def attacks_own_model(built: BuiltExperiment) -> bool:
     """Return whether the file names a user's own module or loss whose examples are clipped separately."""
-    steps, model = setting.mechanism.noised_value is NoisedValue.GRADIENT, setting.experiment.model
+    steps, model = built.mechanism.facts.noised_value is NoisedValue.GRADIENT, built.experiment.model
     own = ":" in model.name or model.loss is not None
-    return own and setting.unit is Unit.SAMPLE and steps and setting.splitter is None
+    return own and built.unit is Unit.SAMPLE and steps and built.splitter is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,19 +323,17 @@ class OwnModelStage(CanarySetup):
 
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
         """Run once with or without the canary."""
-        subject, present, sizes = self.sight.subject, inside[0], self.setting.federation.sizes.tolist()
+        subject, present, sizes = self.sight.subject, inside[0], self.built.federation.sizes.tolist()
         canary: Shard = self.canary  # type: ignore[assignment]
-        clients = [
-            replace(client, train=_first_examples(client.train, 0)) for client in self.setting.federation.clients
-        ]
-        ordinary = self.setting.federation.clients[subject].train
+        clients = [replace(client, train=_first_examples(client.train, 0)) for client in self.built.federation.clients]
+        ordinary = self.built.federation.clients[subject].train
         clients[subject] = replace(
             clients[subject],
             train=_join_shards(_first_examples(ordinary, len(ordinary) - 1), _first_examples(canary, int(present))),
         )
-        setting = replace(self.setting, federation=replace(self.setting.federation, clients=tuple(clients)))
+        built = replace(self.built, federation=replace(self.built.federation, clients=tuple(clients)))
         watch = Observer(self.sight.observer, read, turning=False)
-        watched_run(setting, watch, OwnModelClients(setting, secret, sizes), rounds=self.rounds, secret=secret)
+        watched_run(built, watch, OwnModelClients(built, secret, sizes), rounds=self.rounds, secret=secret)
         return watch
 
     def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
@@ -350,58 +348,44 @@ class OwnModelClients(Simulator):
 
     nodes: RemoteNodes | None = None  # type: ignore[assignment]
 
-    def __init__(self, setting: BuiltExperiment, secret: Streams, sizes: Sequence[int]) -> None:
-        super().__init__(setting, secret, secret)
-        self.sizes = list(sizes)
-
-    def _scheduled_batches(self, client: int, plan: PrivateSteps, at: CallId) -> list[NDArray[np.intp]]:
-        """Return the schedule over the public number of examples, restricted to those that exist."""
-        there = len(self._shards[client])
-        return [batch[batch < there] for batch in super()._scheduled_batches(client, plan, at)]
-
-    def right_answers(self, cohort: Sequence[int], models: Tensor) -> Iterator[tuple[int, list[int]]]:
-        """Count as every simulator does; a client without examples counts 0."""
-        for member in cohort:
-            if len(self._shards[member]):
-                yield from super().right_answers([member], models)
-            else:
-                yield member, [0] * len(models)
+    def __init__(self, built: BuiltExperiment, secret: Streams, sizes: Sequence[int]) -> None:
+        super().__init__(built, secret, secret, sizes=sizes)
 
 
-def for_own_model(setting: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> OwnModelStage:
+def for_own_model(built: BuiltExperiment, *, rounds: int, delta: float, pair: AskedPair) -> OwnModelStage:
     """Return the set-up of the file's own model with one canary."""
     rounds = min(rounds, ROUNDS)
-    sight = worst_sight(setting, engine.plan_releases(setting, rounds=rounds), delta, pair)
-    local = PLAIN_STEPS | {"learning_rate": STILL / setting.experiment.privacy.clip_norm, "augment": None}
-    still = setting.experiment.model_copy(update={"local": setting.experiment.local.model_copy(update=local)})
-    built = engine.build_experiment(still, federation=ordinary_examples(setting))
-    if setting.multipliers:
-        built = built.with_noise(setting.multipliers)
-    quiet = replace(built, topology=setting.topology, samplers=setting.samplers)
+    sight = worst_sight(built, engine.plan_releases(built, rounds=rounds), delta, pair)
+    local = PLAIN_STEPS | {"learning_rate": STILL / built.experiment.privacy.clip_norm, "augment": None}
+    still = built.experiment.model_copy(update={"local": built.experiment.local.model_copy(update=local)})
+    quiet = engine.build_experiment(still, federation=ordinary_examples(built))
+    if built.multipliers:
+        quiet = quiet.with_noise(built.multipliers)
+    quiet = replace(quiet, topology=built.topology, samplers=built.samplers)
     canary, direction, moved = choose_canary(quiet, sight.subject)
     return OwnModelStage(
         quiet, sight, rounds, {sight.subject: (0,)}, (0, 1), direction=direction, canary=canary, moved=moved
     )
 
 
-def ordinary_examples(setting: BuiltExperiment) -> Federation:
+def ordinary_examples(built: BuiltExperiment) -> Federation:
     """Return made-up examples, as many as each client has, all different."""
     clients = []
-    for number, real in enumerate(setting.federation.clients):
-        train = _draw_examples(setting.model, len(real.train), seed=number + 1)
+    for number, real in enumerate(built.federation.clients):
+        train = _draw_examples(built.model, len(real.train), seed=number + 1)
         clients.append(Client(train, _first_examples(train, 1), real.cluster))
-    like = setting.federation
+    like = built.federation
     return Federation("canaries", tuple(clients), clients[0].test, like.classes, like.kind, like.vocabulary)
 
 
-def choose_canary(setting: BuiltExperiment, subject: int) -> tuple[Shard, Tensor, float | None]:
+def choose_canary(built: BuiltExperiment, subject: int) -> tuple[Shard, Tensor, float | None]:
     """Return the outlier that moves a clipped sum furthest, its direction, and the length in clip norms."""
-    model, clip_norm = setting.model, setting.experiment.privacy.clip_norm
-    beside = _first_examples(setting.federation.clients[subject].train, TOGETHER)
+    model, clip_norm = built.model, built.experiment.privacy.clip_norm
+    beside = _first_examples(built.federation.clients[subject].train, TOGETHER)
 
     def total(shard: Shard) -> Tensor:
         rng = np.random.default_rng(0)
-        return clipped_gradient_sum(model, setting.start, shard.x, shard.y, clip_norm=clip_norm, rng=rng).double()
+        return clipped_gradient_sum(model, built.start, shard.x, shard.y, clip_norm=clip_norm, rng=rng).double()
 
     without = total(beside)
     moves = [(total(_join_shards(beside, one)) - without, one) for one in _make_outliers(model)]

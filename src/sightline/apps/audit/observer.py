@@ -35,43 +35,43 @@ Seen = tuple[int, str]
 """(round, publisher)."""
 
 
-def take_turns(setting: BuiltExperiment) -> bool:
+def take_turns(built: BuiltExperiment) -> bool:
     """Return whether clients take turns, so that each is in publicly known rounds only."""
-    return any(active_places(sampler, 1) is not None for sampler in setting.samplers.values())
+    return any(active_places(sampler, 1) is not None for sampler in built.samplers.values())
 
 
-def gram_matrix(setting: BuiltExperiment, rounds: int) -> Matrix:
+def gram_matrix(built: BuiltExperiment, rounds: int) -> Matrix:
     """Return C^T C over `rounds` rounds; consecutive noise streams are independent of each other."""
-    if setting.experiment.privacy.noise != "correlated":
+    if built.experiment.privacy.noise != "correlated":
         return np.eye(rounds)
     cohorts, workload = (
-        setting.algorithm.cohorts(setting.experiment),
-        partial(setting.algorithm.workload, setting.settings),
+        built.algorithm.facts.cohorts(built.experiment),
+        partial(built.algorithm.facts.workload, built.settings),
     )
-    strategy = build_stream(setting.experiment, cohorts, workload).strategy
+    strategy = build_stream(built.experiment, cohorts, workload).strategy
     column = np.zeros(max(rounds, strategy.steps))
     column[: len(strategy.coefficients)] = strategy.coefficients
-    found = np.zeros((rounds, rounds))
+    gram = np.zeros((rounds, rounds))
     for first in range(0, rounds, strategy.steps):
         size = min(strategy.steps, rounds - first)
         lags = np.subtract.outer(np.arange(size), np.arange(size))
         matrix = np.where(lags >= 0, column[np.abs(lags)], 0.0)
-        found[first : first + size, first : first + size] = matrix.T @ matrix
-    return found
+        gram[first : first + size, first : first + size] = matrix.T @ matrix
+    return gram
 
 
-def turn_weights(setting: BuiltExperiment, client: int, seen: Sequence[Seen]) -> Matrix:
+def turn_weights(built: BuiltExperiment, client: int, seen: Sequence[Seen]) -> Matrix:
     """Return (turns, values): one row per turn of the client, with the weight of every value in it."""
     rows = []
     for who in dict.fromkeys(source for _, source in seen):
-        channel = gathering_channel(setting, client, who)
+        channel = gathering_channel(built, client, who)
         if channel is None:
             continue
-        places = [place for place, (_, source) in enumerate(seen) if source == who]
-        places.sort(key=lambda place: seen[place][0])
-        gram, member = gram_matrix(setting, len(places)), channel.members.index(client)
-        for step, place in enumerate(places):
-            active = active_places(setting.sampler_of(channel), seen[place][0])
+        places = [index for index, (_, source) in enumerate(seen) if source == who]
+        places.sort(key=lambda index: seen[index][0])
+        gram, member = gram_matrix(built, len(places)), channel.members.index(client)
+        for step, index in enumerate(places):
+            active = active_places(built.sampler_of(channel), seen[index][0])
             if active is None or member in active:
                 row = np.zeros(len(seen))
                 row[places] = gram[step]
@@ -79,12 +79,12 @@ def turn_weights(setting: BuiltExperiment, client: int, seen: Sequence[Seen]) ->
     return np.array(rows).reshape(len(rows), len(seen))
 
 
-def gathering_channel(setting: BuiltExperiment, client: int, who: str) -> Channel | None:
+def gathering_channel(built: BuiltExperiment, client: int, who: str) -> Channel | None:
     """Return the channel through which a client enters what `who` publishes, or None."""
-    place = setting.topology
-    if who == place.top.name:
-        return next((channel for channel in place.gathers if client in channel.members), None)
-    own = (channel for channel in (*place.channels, *place.gathers) if channel.name == who)
+    topology = built.topology
+    if who == topology.top.name:
+        return next((channel for channel in topology.gathering_channels if client in channel.members), None)
+    own = (channel for channel in (*topology.channels, *topology.gathering_channels) if channel.name == who)
     return next((channel for channel in own if client in channel.members), None)
 
 
@@ -129,8 +129,14 @@ class Observer:
         # Judge each release by its own audience: an edge may speak to its devices and to the cloud in one round.
         if self._known != (first, len(ledger)):
             self._known, self._open = (first, len(ledger)), {}
-            for place in range(first, len(ledger)):
-                self._open.setdefault(ledger[place].source, self.observer in ledger[place].audience)
+            sent: dict[str, int] = {}
+            for index in range(first, len(ledger)):
+                release = ledger[index]
+                # A node of a graph gathers its own message and passes it on to its neighbours.
+                if sent.setdefault(release.source, index) == index or sent[release.source] in release.inputs:
+                    self._open[release.source] = (
+                        self._open.get(release.source, False) or self.observer in release.audience
+                    )
         return self._open.get(source, False)
 
 
@@ -143,15 +149,15 @@ class ObservedNodes:
 
     steadfast = True
 
-    def __init__(self, setting: BuiltExperiment, ledger: Ledger, watch: Observer) -> None:
-        self._mechanism = setting.mechanism
+    def __init__(self, built: BuiltExperiment, ledger: Ledger, watch: Observer) -> None:
+        self._mechanism = built.mechanism
         self._ledger, self._watch = ledger, watch
 
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield what the members send, and record it."""
-        mechanism = self._mechanism.at(context)
+        mechanism = self._mechanism.at(context.channel)
         # Clipping there is the server's part, and skipping it at the client shows whether the server does it.
-        if mechanism.noised_by(context) is NoisedBy.SERVER:
+        if mechanism.noised_by is NoisedBy.SERVER:
             yield from (ClientOutput(member, update) for member, update in updates.train_members())
             return
         for left in mechanism.client_outputs(updates, context):
@@ -207,19 +213,19 @@ class ObservedRound(TrainingRound):
         return made
 
 
-def watched_run(setting: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
+def watched_run(built: BuiltExperiment, watch: Observer, worker: Any, *, rounds: int, secret: Streams) -> None:
     """Run `rounds` rounds of the engine with the mechanism, samplers and algorithm of the experiment."""
-    ledger, schedules = Ledger(participants=setting.participants), Schedules(secret)
-    worker.nodes = ObservedNodes(setting, ledger, watch)
+    ledger, schedules = Ledger(participants=built.participants), Schedules(secret)
+    worker.nodes = ObservedNodes(built, ledger, watch)
     execution = ObservedExecution(watch, ledger, worker, secret, schedules)
-    state: Any = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
+    state: Any = built.algorithm.init(Public(built.start), built.clients, built.settings)
     memories: Any = {}
     for time in range(1, rounds + 1):
-        if setting.algorithm.finished(state):
+        if built.algorithm.facts.finished(state):
             break
-        setting = setting.as_found(state)
-        r = ObservedRound(watch, setting, ledger, execution, time, memories)
-        after = setting.algorithm.round(state, r, setting.settings)
+        built = built.as_found(state)
+        r = ObservedRound(watch, built, ledger, execution, time, memories)
+        after = built.algorithm.round(state, r, built.settings)
         # As in the engine's loop: sources are reduced to their frontier after every round.
         state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
         memories = r.memories

@@ -9,7 +9,7 @@ from scipy import fft, stats
 from scipy.special import logsumexp, ndtr
 
 from sightline import accounting
-from sightline.accounting.canonical import canonical_form
+from sightline.accounting.compositions import canonical_form
 from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.trade_off import LEAST_DELTA, POINTS, STEEPEST, TradeOff, claimed_curve
 from sightline.events import Event, Gaussian, Poisson, Repeat, scale_noise
@@ -77,8 +77,8 @@ class RoundedLosses:
         mass = np.clip(self.mass[first:], 0.0, None)
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
         tilted = np.append(np.cumsum((mass * np.exp(-loss))[::-1])[::-1], 0.0)
-        place = np.searchsorted(loss, epsilons, side="right")
-        return np.asarray(self.infinite + np.maximum(above[place] - np.exp(epsilons) * tilted[place], 0.0))
+        index = np.searchsorted(loss, epsilons, side="right")
+        return np.asarray(self.infinite + np.maximum(above[index] - np.exp(epsilons) * tilted[index], 0.0))
 
 
 def compose_sums(releases: Mapping[SummedSteps, int], *, up: bool) -> tuple[RoundedLosses, RoundedLosses] | None:
@@ -126,12 +126,12 @@ def summed_epsilon(events: Mapping[Event, int], delta: float) -> float:
     sides = compose_sums(releases_in(events), up=False)
     if sides is None:
         return 0.0
-    found = 0.0
+    epsilon = 0.0
     for side in sides:
         epsilons = side.step * np.arange(0, max(1, side.low + len(side.mass)), dtype=np.float64)
         over = np.flatnonzero(side.deltas(epsilons[epsilons < 600]) > delta)
-        found = max(found, float(epsilons[over[-1]]) if len(over) else 0.0)
-    return found
+        epsilon = max(epsilon, float(epsilons[over[-1]]) if len(over) else 0.0)
+    return epsilon
 
 
 FURTHEST = 5

@@ -208,7 +208,6 @@ UPWARD = (
     "sensitivity",
     "sensitivity_of_a_turn",
     "segment_rate",
-    "as_published_costs",
 )
 """Upper bounds and required noise: what is printed is never less than what was computed."""
 
@@ -271,32 +270,31 @@ def calibrate_command() -> None:
 @click.option(
     "--first-step", type=float, default=1.0, show_default=True, help="Effect of a first draw, over that of later steps."
 )
-@click.option(
-    "--constant", type=float, default=2.0, show_default=True, help="c2 of Prop. 3.1, which has no name there."
-)
+@click.option("--constant", type=float, hidden=True, help="c2 of Prop. 3.1: see papers/published.py.")
 def h2fdp(
     rate: float,
     steps: int,
     segment: int,
     first_step: float,
-    constant: float,
+    constant: float | None,
     epsilon: float,
     delta: float,
     accountant: str,
     as_json: bool,
 ) -> None:
-    """Print the noise for examples in segments of several local steps, and beside it what Prop. 3.1 gives."""
+    """Print the noise for examples in segments of several local steps."""
+    from sightline.errors import invalid
+
+    if constant is not None:
+        reason = "a constant of the paper's Prop. 3.1, whose noise gives no guarantee"
+        invalid("--constant", constant, reason, "python -m papers.published h2fdp has it; remove it here")
     from sightline import accounting
-    from sightline.accounting.published import as_published_noise
     from sightline.accounting.schemes import claim_segment
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
     scheme = accounting.segment(noise=1.0, steps=segment, rate=rate, segments=steps, first_step=first_step)
-    # The published noise is printed beside the calibrated one, never used: its cost under our accountant is shown.
     scheme = scheme.calibrated(epsilon=epsilon, delta=delta, accountant=chosen)
-    # The paper's formula is quoted for comparison; nothing is calibrated to it.
-    printed = as_published_noise(rate=rate, steps=steps, epsilon=epsilon, delta=delta, constant=constant)
     answer: dict[str, Any] = {
         "noise_multiplier": scheme.noise_multiplier,
         "epsilon": scheme.epsilon(delta=delta, accountant=chosen),
@@ -307,16 +305,8 @@ def h2fdp(
         **claim_segment({"adjacency": "add_remove"}).facts(),
         "segments": steps,
         "segment_rate": whole,
-        "as_published_noise": printed.value,
-        "as_published_costs": finite_or_none(_cost_of(scheme, printed.value, delta, chosen)),
-        "notice": printed.notice,
     }
     print_answer(answer, as_json)
-
-
-def _cost_of(scheme: "Scheme", noise: float, delta: float, accountant: Any) -> float:
-    """Return epsilon with a published noise; without noise it is infinite."""
-    return scheme.with_noise(noise).epsilon(delta=delta, accountant=accountant) if noise > 0 else float("inf")
 
 
 def calibrate_scheme(
@@ -333,9 +323,6 @@ def calibrate_scheme(
     answer: dict[str, Any] = {"noise_multiplier": scheme.noise_multiplier, "epsilon": spent, "target": epsilon}
     answer |= {"delta": delta, "accountant": accountant, "scheme": scheme.name}
     answer |= family.state_claim(numbers | {"noise": scheme.noise_multiplier}) | scheme.list_facts(delta=delta)
-    if family.published is not None:
-        printed = family.published(**numbers, epsilon=epsilon, delta=delta)
-        answer |= {"as_published_noise": finite_or_none(printed.value), "notice": printed.notice}
     note = family.note_delta(numbers, delta)
     print_answer(answer | ({"note": note} if note else {}), as_json)
 
@@ -384,11 +371,11 @@ def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: 
         from sightline.apps.report.sections import draw_groups
 
         draw_groups(answer, plot)
-    found = summarise_answer(answer, out, plot)
+    summary = summarise_answer(answer, out, plot)
     if as_json:
-        click.echo(json.dumps(found, allow_nan=False))
+        click.echo(json.dumps(summary, allow_nan=False))
     else:
-        print_pairs(answer, found)
+        print_pairs(answer, summary)
 
 
 def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
@@ -396,7 +383,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
     from sightline.accounting import large_delta_note
 
     question = answer.question
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "epsilon_mean": _finite_or_none(answer.mean),
         "epsilon_max": _finite_or_none(answer.largest),
         "matrix_shape": [answer.workers, answer.workers],
@@ -417,42 +404,44 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
         **answer.claim.facts(),
     }
     if question.bottleneck:
-        found["pairs_tightened"] = answer.tightened
+        summary["pairs_tightened"] = answer.tightened
     note = large_delta_note(question.delta, answer.workers, "workers")
     if note is not None:
-        found["notes"] = [note]
+        summary["notes"] = [note]
     if out is not None:
-        found["out"] = str(out)
+        summary["out"] = str(out)
     if plot is not None:
-        found["plot"] = str(plot)
-    return found
+        summary["plot"] = str(plot)
+    return summary
 
 
-def print_pairs(answer: "Answer", found: dict[str, Any]) -> None:
+def print_pairs(answer: "Answer", summary: dict[str, Any]) -> None:
     """Print a few lines for people."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"{found['workers']} workers in {found['groups']} groups, {found['classes']} different memberships; "
-        f"against {found['observer']} at delta = {found['delta']:g} ({found['accountant'].upper()}), "
-        f"adjacency {found['adjacency']}, noise relative to {found['noise_relative_to']}"
+        f"{summary['workers']} workers in {summary['groups']} groups, {summary['classes']} different memberships; "
+        f"against {summary['observer']} at delta = {summary['delta']:g} ({summary['accountant'].upper()}), "
+        f"adjacency {summary['adjacency']}, noise relative to {summary['noise_relative_to']}"
     )
-    if found["epsilon_max"] is None:
+    if summary["epsilon_max"] is None:
         console.print(
             "epsilon: nobody is outside anybody's groups" if math.isnan(answer.largest) else "epsilon: infinite"
         )
         return
-    mean, largest = (digits_up(found[name]) for name in ("epsilon_mean", "epsilon_max"))
+    mean, largest = (digits_up(summary[name]) for name in ("epsilon_mean", "epsilon_max"))
     console.print(f"epsilon, worst observer: mean over workers {mean}, largest {largest}")
-    if found["bottleneck"]:
-        console.print(f"the bottleneck bound is below the flow count for {found['pairs_tightened']:,} pairs of workers")
+    if summary["bottleneck"]:
+        console.print(
+            f"the bottleneck bound is below the flow count for {summary['pairs_tightened']:,} pairs of workers"
+        )
         console.print("it holds for unit client, and for workers that keep nothing from one epoch to the next")
-    for note in found.get("notes", []):
+    for note in summary.get("notes", []):
         console.print(f"note: {note}")
     for name in ("out", "plot"):
-        if name in found:
-            console.print(f"wrote {found[name]}", markup=False)
+        if name in summary:
+            console.print(f"wrote {summary[name]}", markup=False)
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sightline.apps.cli.main import set_option
 from sightline.errors import invalid, printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ BATCH = 32
 @click.command("check-model", epilog=CHECK_MODEL_EXAMPLES)
 @click.argument("factory", required=False)
 @click.option("--experiment", type=click.Path(path_type=Path), help="Take model, data and settings from this file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. model.width=64.")
+@set_option("Change a key, e.g. model.width=64.")
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What one example is.")
 @click.option("--input-shape", metavar="N,N,...", help="Shape of one example, e.g. 3,32,32.")
 @click.option("--classes", type=click.IntRange(min=2), default=10, show_default=True, help="Number of classes.")
@@ -145,18 +146,18 @@ def check_model(model: "FlatModel") -> dict[str, Any]:
 
     # Layers such as batch normalisation are refused outright: no clipping bounds an example that changes the others.
     refuse_mixing_layers(model.module())
-    found = certificate_of(model)
+    certificate = certificate_of(model)
     named = {value: key for key, value in KINDS.items()}
     answer: dict[str, Any] = {
         "model": model.name,
-        "verdict": "one at a time" if isinstance(found, Objection) else "certified",
+        "verdict": "one at a time" if isinstance(certificate, Objection) else "certified",
         "parameters": model.parameters,
         "kind": named[str(model.kind)],
         "input_shape": list(model.input_shape),
         "classes": model.classes,
     }
-    for word in ("operation", "source", "law", "way_out"):
-        answer[word] = getattr(found, word) if isinstance(found, Objection) else None
+    for key, name in (("operation", "operation"), ("source", "source"), ("law", "reason"), ("way_out", "way_out")):
+        answer[key] = getattr(certificate, name) if isinstance(certificate, Objection) else None
     return answer | {"note": clipping_note(model)} | time_steps(model)
 
 

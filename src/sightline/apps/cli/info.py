@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+from typing_extensions import override
 
 from sightline.apps.cli.main import examples_epilog
 
@@ -73,15 +75,15 @@ def experiments_command(system: str | None, folder: Path, as_json: bool) -> None
     from sightline.config.experiment_file import read_reproductions
     from sightline.errors import did_you_mean, invalid
 
-    found = read_reproductions(folder)
-    systems = list(dict.fromkeys(reproduction.system for reproduction in found))
+    reproductions = read_reproductions(folder)
+    systems = list(dict.fromkeys(reproduction.system for reproduction in reproductions))
     if system is not None and system not in systems:
         invalid("system", system, "has no figures and tables here", did_you_mean(system, systems))
-    found = [reproduction for reproduction in found if system in (None, reproduction.system)]
+    reproductions = [reproduction for reproduction in reproductions if system in (None, reproduction.system)]
     if as_json:
-        click.echo(json.dumps({"experiments": [_plain_reproduction(reproduction) for reproduction in found]}))
+        click.echo(json.dumps({"experiments": [_plain_reproduction(reproduction) for reproduction in reproductions]}))
     else:
-        _print_reproductions(found)
+        _print_reproductions(reproductions)
 
 
 def _plain_reproduction(reproduction: "Reproduction") -> dict[str, str]:
@@ -89,17 +91,48 @@ def _plain_reproduction(reproduction: "Reproduction") -> dict[str, str]:
     return {"file": reproduction.file.as_posix(), **{name: getattr(reproduction, name) for name in words}}
 
 
-def _print_reproductions(found: "list[Reproduction]") -> None:
+def _print_reproductions(reproductions: "list[Reproduction]") -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for reproduction in found:
-        console.print(Text(f"sightline run {reproduction.file.as_posix()}", "bold"), soft_wrap=True)
-        console.print(Text(f"  {reproduction.reproduces}"))
-        console.print(Text(f"  expect: {reproduction.expect}"))
-        console.print(Text(f"  takes: {reproduction.takes}   ({reproduction.whole})\n", "dim"))
-    console.print(Text("What came out of them: papers/docs/index.md. All of them: make reproduce"))
+    for reproduction in reproductions:
+        one_run = f"sightline run {reproduction.file.as_posix()}"
+        console.print(Text(reproduction.reproduces, "bold"), soft_wrap=True)
+        console.print(Text.assemble("  figure:  ", (reproduction.whole, "bold")), soft_wrap=True)
+        console.print(Text(f"  one run: {one_run}"), soft_wrap=True)
+        console.print(Text(f"  expect:  {reproduction.expect}"))
+        console.print(Text(f"  takes:   {reproduction.takes}\n", "dim"))
+    console.print(Text("Figures are written to papers/docs/, results into papers/docs/index.md. All: make reproduce"))
+
+
+@add_completion_class
+class BashWithValues(BashComplete):
+    """Completion for bash, which takes KEY=VALUE for three words: they are joined again before click sees them."""
+
+    # No space after `KEY=`, because the value follows.
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace"
+    )
+    _typed = ""
+    """What bash keeps in front of a completion: the key and its equals sign."""
+
+    @override
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words, last = super().get_completion_args()
+        joined: list[str] = []
+        for word in (*words, last):
+            if joined and (word == "=" or (joined[-1].endswith("=") and word)):
+                joined[-1] += word
+            else:
+                joined.append(word)
+        # As bash sees it, an equals sign is a word: one inside a word is part of what is completed.
+        self._typed = "" if joined[-1] == last else f"{joined[-1].partition('=')[0]}="
+        return joined[:-1], joined[-1]
+
+    @override
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value.removeprefix(self._typed)}"
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -117,8 +150,6 @@ Examples:
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
     """Print the completion script for SHELL; it takes effect in the next one that you open."""
-    from click.shell_completion import get_completion_class
-
-    found = get_completion_class(shell)
-    if found is not None:
-        click.echo(found(context.find_root().command, {}, "sightline", "_SIGHTLINE_COMPLETE").source())
+    completion = get_completion_class(shell)
+    if completion is not None:
+        click.echo(completion(context.find_root().command, {}, "sightline", "_SIGHTLINE_COMPLETE").source())

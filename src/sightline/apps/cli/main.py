@@ -4,10 +4,11 @@ import os
 import signal
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, get_args
 
 import click
 
@@ -25,8 +26,33 @@ def examples_epilog(*lines: str) -> str:
     return "\n".join([as_they_stand, "Examples:", *(f"  sightline {line}" for line in lines)])
 
 
+def set_option(help: str) -> Callable[[Any], Any]:
+    """Return the option `--set`, which changes keys of the experiment and completes them in a shell."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help, shell_complete=complete_keys
+    )
+
+
+def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return keys of an experiment with their equals sign; after it, the values of a key that lists them."""
+    from sightline.config.experiment_file import list_keys
+
+    key, equals, start = incomplete.partition("=")
+    if not equals:
+        return [f"{one}=" for one in list_keys() if one.startswith(key)]
+    kinds = _parts_of(list_keys()[key].annotation) if key in list_keys() else []
+    values = [one for one in kinds if isinstance(one, str)] + (["true", "false"] if bool in kinds else [])
+    return [f"{key}={one}" for one in values if one.startswith(start)]
+
+
+def _parts_of(annotation: Any) -> list[Any]:
+    """Return the parts of an annotation: its alternatives, and the words of a Literal."""
+    return [annotation, *(part for one in get_args(annotation) for part in _parts_of(one))]
+
+
 COMMANDS = {
     "run": "train an experiment file; progress, a summary and report.html",
+    "new": "write a commented experiment file to begin with",
     "account": "epsilon of a scheme, or of an exported ledger",
     "calibrate": "the least noise that meets an epsilon",
     "audit": "attack what a file runs: a lower bound on epsilon beside the claimed one",
@@ -37,7 +63,8 @@ COMMANDS = {
     "serve": "a local web page over the runs folder",
     "report": "rebuild the report of a run directory",
     "flower": "the same experiment as a Flower app; sites with their own data and budget",
-    "site": "approve an experiment for a site, see its budget, answer for it",
+    "server": "make a server for real sites, invite them, run an experiment on them",
+    "site": "join a server, approve experiments for a site, see its budget, answer for it",
     "experiments": "the papers' figures and tables as files that run",
     "datasets": "what data is available, where it was looked for, how to get the rest",
     "completion": "a script that lets your shell complete commands, options and files",
@@ -47,6 +74,7 @@ HOMES = {
     "calibrate": "account",
     "groups": "account",
     "compare": "report",
+    "sweep": "report",
     "serve": "report",
     "flower": "site",
     "experiments": "info",
@@ -179,6 +207,9 @@ def run_arguments(arguments: list[str], group: click.Group | None = None) -> int
 
 
 def _call_command(arguments: list[str], group: click.Group) -> int:
+    if "_SIGHTLINE_COMPLETE" in os.environ:
+        # Registers our completion for bash.
+        import_module("sightline.apps.cli.info")
     try:
         result = group.main(arguments, prog_name="sightline", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -189,7 +220,7 @@ def _call_command(arguments: list[str], group: click.Group) -> int:
             f"{type(error).__name__}: the database cannot be read or written, or memory is full ({error})", 1
         )
     except click.UsageError as error:
-        return _say_line(" ".join(error.format_message().split()) + _usage_hint(error), 2)
+        return _say_line(_usage_line(error, arguments), 2)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     # click turns KeyboardInterrupt into Abort; its message may say how to resume.
@@ -214,9 +245,30 @@ def _end_by_failed_writing(error: OSError) -> int:
     return _say_line(f"the output or a file: reading or writing failed ({error.strerror or error})", 1)
 
 
-def _usage_hint(error: click.UsageError) -> str:
+def _usage_line(error: click.UsageError, arguments: list[str]) -> str:
+    """Return what is wrong and where to look; for an option that is a key of an experiment, how to set the key."""
+    takes_set = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
+    if isinstance(error, click.NoSuchOption) and takes_set:
+        from sightline.config.experiment_file import find_keys, list_keys
+
+        name = error.option_name.lstrip("-").replace("-", "_")
+        keys = find_keys(name) or [key for key in list_keys() if key == name]
+        if keys:
+            value = _value_after(error.option_name, arguments)
+            way_out = " or ".join(f"--set {key}={value}" for key in keys)
+            return one_line(error.option_name, value, "no such option, but a key of the experiment", f"write {way_out}")
     path = error.ctx.command_path if error.ctx else "sightline"
-    return f"; see {path} --help"
+    return " ".join(error.format_message().split()) + f"; see {path} --help"
+
+
+def _value_after(option: str, arguments: list[str]) -> str:
+    """Return the value that a command line gives to an option, or VALUE."""
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and after and not after.startswith("-"):
+            return after
+    return "VALUE"
 
 
 def _say_line(line: str, code: int) -> int:

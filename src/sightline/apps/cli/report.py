@@ -1,21 +1,24 @@
-"""`sightline report`, `compare` and `serve`: the page of a run, runs side by side, and a local web page."""
+"""`sightline report`, `compare`, `sweep` and `serve`: the page of a run, runs side by side, and a local web page."""
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sightline.apps.cli.main import end_words, set_option
 from sightline.errors import printable
 
 if TYPE_CHECKING:
     from sightline.apps.report import RunView
     from sightline.apps.report.comparison import Comparison
+    from sightline.apps.report.comparison_figure import FigureChoice
     from sightline.apps.serve import Server
+    from sightline.apps.sweep import SweepJob, Swept
 
 
 REPORT_EXAMPLES = """
@@ -24,6 +27,7 @@ Examples:
   sightline report runs/quickstart
   sightline report runs/quickstart --open
   sightline report runs/quickstart --ledger ledger.json
+  sightline report runs/quickstart --officer --open
   sightline report runs/quickstart --json | jq .epsilon
 """
 
@@ -32,17 +36,20 @@ Examples:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 @click.option("--ledger", "ledger_file", type=click.Path(path_type=Path), help="Export the ledger to this JSON file.")
+@click.option("--officer", is_flag=True, help="Write officer.html instead: the record for a data protection officer.")
 @click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
-def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, show: bool) -> None:
+def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, officer: bool, show: bool) -> None:
     """Rewrite report.html of the run in RUN_DIR from its own records."""
-    from sightline.apps.report import RunView, write_page
+    from sightline.apps.report import RunView, summarise_officer, write_officer, write_page
     from sightline.apps.report.run_view import checked_records
 
     # Summary and page are made before anything is printed: a damaged record is one line and no output.
     with checked_records(run_dir):
         run = RunView.read(run_dir)
         told = report_summary(run, ledger_file)
-        page = write_page(run)
+        if officer:
+            told |= {"officer": summarise_officer(run)}
+        page = write_officer(run) if officer else write_page(run)
     if ledger_file is not None:
         export_ledger(run, ledger_file)
     if as_json:
@@ -57,8 +64,8 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, show:
 
 def export_ledger(run: "RunView", path: Path) -> None:
     """Write the ledger as one JSON file, atomically."""
-    from sightline.apps.report.elements import write_whole
     from sightline.errors import invalid
+    from sightline.formatting import write_whole
     from sightline.ledger import export_ledger
 
     # allow_nan=False: NaN and Infinity are not JSON, and other readers would fail on them.
@@ -77,12 +84,65 @@ def report_summary(run: "RunView", ledger_file: Path | None) -> dict[str, Any]:
     return summarise_run(run) | {"name": run.name, "ledger_head": run.head} | ledger
 
 
+@dataclass(frozen=True)
+class ComparisonOutput:
+    """How a comparison is printed and drawn."""
+
+    as_json: bool
+    table: str | None
+    columns: tuple[str, ...]
+    figure: Path | None
+    choice: "FigureChoice"
+
+
+OUTPUT_OPTIONS = (
+    click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf."),
+    click.option(
+        "--panels", metavar="NAME,NAME", default="",
+        help="Panels of the figure: swept (metric by setting), rounds, epsilon, time, traffic, energy (default: all).",
+    ),
+    click.option("--metric", default="", metavar="NAME", help="What the figure shows (default: the main metric)."),
+    click.option("--x", default="", metavar="KEY", help="Setting on the axis of panel swept (default: the first)."),
+    click.option("--size", metavar="WIDTH", help="Size of a picture: column, text, page, or WIDTHxHEIGHT in inches."),
+    click.option("--table", type=click.Choice(("latex", "csv")), help="Print the table in this format."),
+    click.option("--columns", default="", metavar="NAME,NAME", help="Measures in the table: test_accuracy,epsilon,..."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout."),
+)  # fmt: skip
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a comparison is shown; they arrive checked as one `output`."""
+
+    @wraps(command)
+    def call(
+        *given: Any, figure: Path | None, panels: str, metric: str, x: str, size: str | None, table: str | None,
+        columns: str, as_json: bool, **more: Any,
+    ) -> Any:  # fmt: skip
+        from sightline.apps.report.comparison import check_columns
+        from sightline.apps.report.comparison_figure import FigureChoice, check_figure, read_panels, read_size
+        from sightline.errors import invalid
+
+        # Checked before hours of runs, not after them.
+        if figure is not None:
+            check_figure(figure)
+        if table and as_json:
+            invalid("--table", table, "--json is given too", "keep one of the two")
+        choice = FigureChoice(read_panels(panels), metric, x, None if size is None else read_size(size))
+        names = check_columns([name.strip() for name in columns.split(",") if name.strip()])
+        return command(*given, output=ComparisonOutput(as_json, table, names, figure, choice), **more)
+
+    for option in reversed(OUTPUT_OPTIONS):
+        call = option(call)
+    return call
+
+
 COMPARE_EXAMPLES = """
 \b
 Examples:
   sightline compare runs/quickstart runs/quickstart-2
   sightline compare runs --figure comparison.html
   sightline compare runs/prox-sweep --json | jq '.groups[] | {settings, test_accuracy}'
+  sightline compare runs/prox-sweep --table latex --columns test_accuracy,epsilon > table.tex
 
 A folder of runs stands for every run in it. Runs that differ in nothing but the seed become one row.
 """
@@ -90,153 +150,165 @@ A folder of runs stands for every run in it. Runs that differ in nothing but the
 
 @click.command("compare", epilog=COMPARE_EXAMPLES)
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
-@click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
-def compare_command(runs: tuple[Path, ...], figure: Path | None, as_json: bool) -> None:
-    """Set runs side by side: the settings that differ, metrics, epsilon, time, traffic and energy."""
-    from sightline.apps.report.comparison import compare_runs, draw_comparison
+@output_options
+def compare_command(runs: tuple[Path, ...], output: ComparisonOutput) -> None:
+    """Set runs side by side: the settings that differ, metrics, clusters, epsilon, time, traffic and energy."""
+    from sightline.apps.report.comparison import compare_runs
+    from sightline.apps.report.comparison_figure import draw_comparison
     from sightline.apps.report.run_view import checked_records
 
     with checked_records(", ".join(map(str, runs))):
         comparison = compare_runs(runs)
-        if figure is not None:
-            draw_comparison(comparison, figure)
-        print_comparison(comparison, as_json, figure)
+        if output.figure is not None:
+            draw_comparison(comparison, output.figure, choice=output.choice)
+        print_comparison(comparison, output, output.figure)
 
 
-def print_comparison(comparison: "Comparison", as_json: bool, figure: Path | None = None, **more: object) -> None:
-    """Print one JSON object, or a table with its notes."""
-    from sightline.apps.report.comparison import comparison_notes, plain_comparison
+def print_comparison(comparison: "Comparison", output: ComparisonOutput, figure: Path | None, **more: object) -> None:
+    """Print one JSON object, a table for a paper, or a table with its notes."""
+    from sightline.apps.report.comparison import comparison_notes, csv_table, latex_table, plain_comparison
 
-    if as_json:
+    if output.as_json:
         drawn = {} if figure is None else {"figure": str(figure)}
         click.echo(json.dumps(plain_comparison(comparison) | more | drawn, allow_nan=False))
         return
-    print_table(comparison)
+    # A table in another format goes into a file: nothing else may be on stdout.
+    if output.table:
+        click.echo((latex_table if output.table == "latex" else csv_table)(comparison, output.columns))
+    else:
+        print_table(comparison, output.columns)
     for note in comparison_notes(comparison):
-        click.echo(f"note: {printable(note)}")
+        click.echo(f"note: {printable(note)}", err=bool(output.table))
     if figure is not None:
-        click.echo(f"figure  {figure}")
+        click.echo(f"figure  {figure}", err=bool(output.table))
 
 
-def print_table(comparison: "Comparison") -> None:
+def print_table(comparison: "Comparison", columns: tuple[str, ...] = ()) -> None:
     """Print the table within the width of a terminal, or as wide as needed into a file."""
     from rich.console import Console
 
     from sightline.apps.report.comparison import comparison_table
 
-    header, rows = comparison_table(comparison)
-    console = Console(highlight=False)
+    header, rows = comparison_table(comparison, columns)
+    console = Console()
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
-    left = header.index("Runs")
-    for line in lay_out(cells[0], cells[1:], left=left, width=console.width if console.is_terminal else None):
-        click.echo(line)
+    width = console.width if console.is_terminal else None
+    click.echo(format_table(cells[0], cells[1:], left=header.index("Runs"), width=width))
 
 
-def lay_out(header: list[str], rows: list[list[str]], *, left: int, width: int | None) -> list[str]:
-    """Return a table as lines of text, the first `left` columns aligned left; nothing is ever cut off.
+def format_table(header: list[str], rows: list[list[str]], *, left: int, width: int | None) -> str:
+    """Return a table as text, the first `left` columns aligned left; nothing is ever cut off.
 
-    If the table is wider than `width`, long headings are broken; if that is not enough, the columns are set below each
-    other in blocks with numbered rows.
+    If the table is wider than `width`, each row becomes a list of its values, one per line.
 
-    >>> print("\\n".join(lay_out(["privacy.epsilon", "Runs"], [["2", "4"]], left=1, width=14)))
-    privacy.
-    epsilon   Runs
-    --------------
-    2            4
+    >>> print(format_table(["algorithm", "Runs"], [["fedavg", "4"]], left=1, width=80))
+    algorithm  Runs
+    ---------------
+    fedavg        4
+    >>> print(format_table(["algorithm", "Runs"], [["fedavg", "4"]], left=1, width=12))
+    algorithm: f
+    edavg
+    Runs: 4
     """
-    columns = [_Column(name, [row[place] for row in rows], place < left) for place, name in enumerate(header)]
-    if width is None or _table_width(columns) <= width:
-        return _draw_table(columns)
-    # Least intrusive first: break headings, then split the table. Nothing is dropped, since each column is a result.
-    columns = [column.broken() for column in columns]
-    if _table_width(columns) <= width:
-        return _draw_table(columns)
-    number = _Column("", [str(place) for place in range(1, len(rows) + 1)], False)
-    room = max(1, width - number.width - len(GAP))
-    blocks: list[list[_Column]] = [[]]
-    for column in (column.folded(room) for column in columns):
-        if blocks[-1] and _table_width([*blocks[-1], column]) > room:
-            blocks.append([])
-        blocks[-1].append(column)
-    lines = [line for block in blocks for line in (*_draw_table([number, *block]), "")]
-    return lines[:-1]
+    from rich.box import Box
+    from rich.cells import cell_len, chop_cells
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Like rich.box.SIMPLE_HEAD, in ASCII.
+    box = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)
+    table = Table(box=box, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for index, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if index < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    wide = Console(width=100_000, color_system=None)
+    with wide.capture() as drawn:
+        wide.print(table)
+    lines = [line.rstrip() for line in drawn.get().splitlines()]
+    if width is not None and max(map(cell_len, lines)) > width:
+        pairs = [[f"{name}: {value}" for name, value in zip(header, row, strict=True)] for row in rows]
+        blocks = [[part for line in block for part in chop_cells(line, width)] for block in pairs]
+        return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n".join(lines)
 
 
-GAP = "  "
+SWEEP_EXAMPLES = """
+\b
+Examples:
+  sightline sweep examples/quickstart.toml --over algorithm.name=fedavg,fedprox --seeds 4
+  sightline sweep examples/quickstart.toml --over privacy.epsilon=2,4,8 --over privacy.clip_norm=0.5,1 --workers 2
+  sightline sweep examples/quickstart.toml --over 'model.hidden=[64],[64,32]' --set rounds=10 --figure sweep.png
+  sightline sweep examples/quickstart.toml --over privacy.epsilon=1,2,4,8 --seeds 5 --figure fig.pdf \\
+    --panels swept --size column
+
+The same command goes on with a sweep that was interrupted; more values or more seeds add to it.
+Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 143, by SIGHUP 129).
+"""
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A heading and its cells; each may take several lines."""
+@click.command("sweep", epilog=SWEEP_EXAMPLES)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--over", multiple=True, metavar="KEY=V,V", help="Values of one key; several --over are combined.")
+@click.option("--seeds", type=int, help="Number of seeds of every combination, from the file's own upwards.")
+@set_option("Change a key in every run.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs (default: runs/NAME-sweep).")
+@click.option("--workers", type=int, help="Runs at a time (default: one per core).")
+@output_options
+def sweep_command(
+    config: Path, over: tuple[str, ...], seeds: int | None, overrides: tuple[str, ...], out: Path | None,
+    workers: int | None, output: ComparisonOutput,
+) -> int:  # fmt: skip
+    """Run CONFIG with every combination of the values given, and set the results side by side."""
+    from sightline.apps.sweep import list_jobs, run_sweep
+    from sightline.config import read
+    from sightline.console import SweepBar
+    from sightline.errors import invalid
 
-    heading: str
-    cells: list[str]
-    left: bool
-
-    @property
-    def width(self) -> int:
-        return max(_cell_width(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
-
-    def broken(self) -> "_Column":
-        """Break the heading at spaces, dots and underscores, into lines no wider than necessary."""
-        pieces = [piece for piece in re.findall(r"[^ ._]*[._]?", self.heading) if piece]
-        # The longest piece or cell: breaking further would not make the column narrower.
-        most = max(max(map(_cell_width, pieces), default=0), *(_cell_width(cell) for cell in self.cells), 1)
-        lines = [""]
-        for piece in pieces:
-            space = "" if not lines[-1] or lines[-1][-1] in "._" else " "
-            if lines[-1] and _cell_width(lines[-1] + space + piece) > most:
-                lines.append(piece)
-            else:
-                lines[-1] += space + piece
-        return replace(self, heading="\n".join(lines))
-
-    def folded(self, most: int) -> "_Column":
-        """Fold all text to lines of at most `most` cells."""
-        from rich.cells import chop_cells
-
-        def fold(text: str) -> str:
-            return "\n".join(part for line in text.split("\n") for part in (chop_cells(line, most) or [""]))
-
-        return replace(self, heading=fold(self.heading), cells=[fold(cell) for cell in self.cells])
+    keys = [choices.partition("=")[0].strip() for choices in over]
+    if output.choice.x and output.choice.x not in keys:
+        invalid("--x", output.choice.x, "the sweep is not over it", f"one of {', '.join(keys) or 'the keys of --over'}")
+    out = out or Path("runs") / f"{read(config, overrides).name}-sweep"
+    planned = list_jobs(config, over=over, seeds=seeds, given=overrides, out=out)
+    rounds = sum(job.experiment.rounds for job in planned if job.experiment)
+    with SweepBar(out.name, len(planned), rounds) as bar:
+        swept = run_sweep(planned, workers=workers, on_message=lambda job, message: bar.take(job.name, message))
+    return conclude_sweep(planned, swept, out, output)
 
 
-def _table_width(columns: Sequence[_Column]) -> int:
-    return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
+def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, output: ComparisonOutput) -> int:
+    """Print the table of the finished runs and a line for every other one; write the page and return the exit code."""
+    from sightline.errors import InvalidInput
+
+    done = swept.done_directories(planned)
+    for job, reason in swept.failed:
+        click.echo(f"sightline: failed: {printable(f'{job.name}: {reason}')}", err=True)
+    if not done and not swept.interrupted:
+        raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs could be done; the reasons stand above")
+    # What is done is shown even if other jobs failed: the same command continues later.
+    if done or output.as_json:
+        _print_sweep(planned, swept, done, out, output)
+    if swept.interrupted:
+        left = len(planned) - len(done) - len(swept.failed)
+        click.echo(f"sightline: {end_words()}; {left} of {len(planned)} runs left, the same command goes on", err=True)
+    return 130 if swept.interrupted else 1 if swept.failed else 0
 
 
-def _draw_table(columns: Sequence[_Column]) -> list[str]:
-    rows = zip(*(column.cells for column in columns), strict=True)
-    body = [line for row in rows for line in _row_lines(columns, row)]
-    return [
-        *_row_lines(columns, [column.heading for column in columns], bottom=True),
-        "-" * _table_width(columns),
-        *body,
-    ]
+def _print_sweep(
+    planned: "list[SweepJob]", swept: "Swept", done: list[Path], out: Path, output: ComparisonOutput
+) -> None:
+    from sightline.apps.report.comparison import compare_runs
+    from sightline.apps.report.comparison_figure import draw_comparison
 
-
-def _row_lines(columns: Sequence[_Column], texts: Sequence[str], bottom: bool = False) -> list[str]:
-    """Return the lines of one row: cells start at its top, headings end at its bottom."""
-    split = [text.split("\n") for text in texts]
-    high = max(len(lines) for lines in split)
-    padded = [[""] * (high - len(s)) + s if bottom else s + [""] * (high - len(s)) for s in split]
-    return [
-        GAP.join(_pad_cell(text, column) for text, column in zip(line, columns, strict=True)).rstrip()
-        for line in zip(*padded, strict=True)
-    ]
-
-
-def _pad_cell(text: str, column: _Column) -> str:
-    space = " " * (column.width - _cell_width(text))
-    return text + space if column.left else space + text
-
-
-def _cell_width(text: str) -> int:
-    # Width in terminal cells, not characters: East Asian characters take two.
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    comparison = compare_runs(done)
+    page = output.figure or out / "sweep.html"
+    if done:
+        draw_comparison(comparison, page, title=out.name, choice=output.choice)
+    failed = [{"settings": list(job.settings), "reason": reason} for job, reason in swept.failed]
+    about = {"out": str(out), "planned": len(planned), "done": len(done), "done_before": swept.before}
+    drawn = page if done else None
+    print_comparison(comparison, output, drawn, **about, failed=failed, interrupted=swept.interrupted)
 
 
 SERVE_EXAMPLES = """

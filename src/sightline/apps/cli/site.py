@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.apps.cli.main import examples_epilog
+from sightline.apps.cli.main import examples_epilog, set_option
 
 if TYPE_CHECKING:
     from sightline.runtimes.site.approval import Approval
@@ -18,18 +18,193 @@ if TYPE_CHECKING:
 SITE_EXAMPLES = """
 \b
 Examples:
-  sightline flower shards examples/sites.toml sites --epsilon 8
-  sightline site approve examples/sites.toml --site sites/site-0
-  sightline site serve sites/site-0 --socket sites/site-0/socket
-  sightline site status sites/site-0
-  sightline site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site sites/site-0
+  sightline site init st-mary --data st-mary.npz --classes 10 --epsilon 8
+  sightline site join st-mary invitation.toml --start
+  sightline site status st-mary
+  sightline site approve experiment.toml --site st-mary
+  sightline site revoke 9f86d081884c7d659a2feaa0c55ad015-1 --site st-mary
 """
 FOLDER = click.Path(path_type=Path)
 
 
 @click.group("site", epilog=SITE_EXAMPLES)
 def site_command() -> None:
-    """Own a site: approve and revoke experiments, see what is left of the budget, answer their questions."""
+    """Own a site: join a server, approve and revoke experiments, see what is left of the budget, answer questions."""
+
+
+USERS = "Users of its processes, by comma; root's default is one each, made if missing. Empty: the current user."
+
+
+@site_command.command(
+    "init", epilog=examples_epilog("site init st-mary --data st-mary.npz --classes 10 --epsilon 8 --delta 1e-4")
+)
+@click.argument("folder", type=FOLDER)
+@click.option("--data", type=FOLDER, required=True, help="The examples: .npz of train_x, train_y, or .csv, .parquet.")
+@click.option("--classes", type=int, required=True, help="The number of classes, the same at every site.")
+@click.option("--epsilon", type=float, required=True, help="The budget for the life of these data.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="The delta of the budget.")
+@click.option("--unit", type=click.Choice(["sample", "client"]), default="sample", show_default=True,
+              help="Whom the budget protects: an example, or the whole site.")  # fmt: skip
+@click.option("--label", help="The column of labels in a table.")
+@click.option("--vocabulary", type=int, default=0, help="The number of tokens, for text.")
+@click.option("--trust-server", is_flag=True, help="Hand clipped values without noise to the server.")
+@click.option("--counter", help="Where the counter is kept; best on another disk or host.")
+@click.option("--name", help="What the operator calls this site; the folder's name unless given.")
+@click.option("--users", help=USERS)
+def init_command(
+    folder: Path, data: Path, classes: int, epsilon: float, delta: float, unit: str, label: str | None,
+    vocabulary: int, trust_server: bool, counter: str | None, name: str | None, users: str | None,
+) -> None:  # fmt: skip
+    """Make a site in FOLDER: a copy of its data, its policy, a key for its node, and a request for the operator."""
+    federation = import_federation()
+    content, examples = _read_examples(data, classes=classes, vocabulary=vocabulary, label=label)
+    policy = {"classes": classes, "vocabulary": vocabulary, "unit": unit, "epsilon": epsilon, "delta": delta}
+    policy |= {"trust_server": trust_server, "counter": counter or "../counter/number"}
+    _check_policy(policy, examples)
+    who = federation.find_users(users, federation.SITE_USERS)
+    request = federation.init_site(folder, name or folder.resolve().name, policy, content, examples, who)
+    click.echo(f"site {request.name}: {examples} examples, epsilon {epsilon:g} at delta={delta:g} per {unit}")
+    click.echo(f"send this file to the operator: {folder / federation.REQUEST}")
+    click.echo(f"and tell them the fingerprint of its key by telephone: {federation.fingerprint_key(request.key)}")
+
+
+def import_federation() -> Any:
+    """Return the module that makes keys; raise InvalidInput if what it needs is not installed."""
+    from sightline.errors import invalid
+
+    try:
+        from sightline.runtimes.flower import federation
+    except ImportError as error:
+        invalid("package", error.name, "is not installed", 'pip install "sightline[flower]"')
+    return federation
+
+
+def _read_examples(path: Path, *, classes: int, vocabulary: int, label: str | None) -> tuple[bytes, int]:
+    """Return the examples of a file as a site keeps them, checked, and their number."""
+    import io
+
+    import numpy as np
+
+    from sightline.config import Data
+    from sightline.data.formats import read_arrays
+    from sightline.data.own import checked_client
+    from sightline.data.tables import FileTable, TableReader
+    from sightline.runtimes.site.policy import ARRAYS
+
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            names = [name for name in ARRAYS if name in archive.files or name.startswith("train")]
+        given = read_arrays(path, names)
+    else:
+        x, y = TableReader({} if label is None else {"label": label}).read_pair("site", FileTable(path))
+        given = {"train_x": x, "train_y": y}
+    given.setdefault("test_x", given["train_x"][:0])
+    given.setdefault("test_y", given["train_y"][:0])
+    checked = checked_client("site", tuple(given[name] for name in ARRAYS), Data(source=str(path), classes=classes))
+    content = io.BytesIO()
+    train, test = checked.train, checked.test
+    np.savez(content, train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
+    return content.getvalue(), len(train)
+
+
+def _check_policy(policy: dict[str, Any], examples: int) -> None:
+    """Raise InvalidInput for a policy that the site would not open with."""
+    from pydantic import ValidationError
+
+    from sightline import accounting
+    from sightline.errors import invalid
+    from sightline.runtimes.site.policy import SitePolicy
+
+    try:
+        SitePolicy.model_validate(policy | {"client": 0})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        invalid(f"--{first['loc'][0]}", first["input"], first["msg"])
+    if policy["unit"] == "sample":
+        accounting.refuse_large_delta("--delta", policy["delta"], examples, "examples")
+
+
+@site_command.command("join", epilog=examples_epilog("site join st-mary invitation.toml --start"))
+@click.argument("folder", type=FOLDER)
+@click.argument("invitation", type=FOLDER)
+@click.option("--fingerprint", help="The invitation's, as the operator told it; without it you are asked to compare.")
+@click.option("--signature", type=FOLDER, help="The researcher's signature of the experiment.")
+@click.option("--yes", is_flag=True, help="Approve the experiment without asking; needs --fingerprint.")
+@click.option("--start", "starts", is_flag=True, help="Then start the site, as sightline site start does.")
+@click.option("--health-port", type=int, default=0, help="With --start: the port of /health and /metrics on loopback.")
+def join_command(
+    folder: Path, invitation: Path, fingerprint: str | None, signature: Path | None, yes: bool, starts: bool,
+    health_port: int,
+) -> None:  # fmt: skip
+    """Join the server that an INVITATION is from, and approve its experiment if agreed."""
+    import subprocess
+
+    from sightline.errors import invalid
+
+    federation = import_federation()
+    known, content, experiment = federation.read_invitation(invitation)
+    shown = federation.fingerprint_file(content)
+    click.echo(f"server: {known.server}   experiment: {experiment.name}   sites: {len(known.sites)}")
+    click.echo(f"fingerprint of the invitation: {shown}")
+    if fingerprint is not None and fingerprint.replace(" ", "").lower() != shown.replace(" ", ""):
+        reason = "the invitation has another fingerprint: it is not the file that the operator made"
+        invalid("--fingerprint", fingerprint, reason, "ask the operator for it again, over another channel")
+    if fingerprint is None:
+        if yes:
+            invalid(
+                "--fingerprint", "missing", "--yes does not compare fingerprints", "give it as the operator told it"
+            )
+        if not _confirm("Did the operator tell you the same fingerprint, by telephone or in person?"):
+            click.echo("not joined", err=True)
+            raise click.exceptions.Exit(1)
+    number = federation.join_server(folder, known, content)
+    click.echo(f"joined as client-{number}")
+    words = ["site", "approve", str((folder / federation.EXPERIMENT).resolve()), "--site", str(folder.resolve())]
+    words += ["--yes"] if yes else []
+    words += [] if signature is None else ["--signature", str(signature.resolve())]
+    # A process of its own: it becomes the site's user, and this one may still have to start others.
+    done = subprocess.run([sys.executable, "-m", "sightline", *words], check=False)
+    if done.returncode:
+        raise click.exceptions.Exit(done.returncode)
+    if starts:
+        _start_site(folder, health_port)
+
+
+@site_command.command("start", epilog=examples_epilog("site start st-mary --health-port 9401"))
+@click.argument("folder", type=FOLDER)
+@click.option(
+    "--health-port", type=int, default=0, help="The port of /health and /metrics; 0 is 9400 or the next free."
+)
+def start_command(folder: Path, health_port: int) -> None:
+    """Start the processes of the site in FOLDER, each as its user, and look after them until Ctrl-C."""
+    _start_site(folder, health_port)
+
+
+def _start_site(folder: Path, health_port: int) -> None:
+    federation = import_federation()
+    from sightline.runtimes.flower.processes import Supervisor, WaitingForServer, site_programs
+
+    node = federation.read_node(folder)
+    programs = site_programs(folder, node, health_port)
+    Supervisor(programs, folder, say_line).run(WaitingForServer(node.server, folder / federation.CA, say_line))
+
+
+def say_line(line: str) -> None:
+    """Print a line for the administrator, with its time."""
+    import time
+
+    click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)
+
+
+def become_owner(folder: Path) -> None:
+    """Let root go on as the owner of a site's folder, whose files nobody else may write."""
+    import os
+
+    owner = (folder / "state" if (folder / "state").exists() else folder).stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
 
 
 @site_command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
@@ -37,7 +212,7 @@ def site_command() -> None:
 @click.option("--site", "folder", type=FOLDER, help="The site's folder, with site.toml and the data.")
 @click.option("--policy", type=FOLDER, help="Or its site.toml: the folder that it is in is the site's.")
 @click.option("--data", type=FOLDER, help="The data to be used; they must be those that the policy names.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. rounds=4.")
+@set_option("Change a key, e.g. rounds=4.")
 @click.option("--signature", type=FOLDER, help="The researcher's signature, made by sightline site sign.")
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
@@ -83,19 +258,29 @@ def _confirm(question: str) -> bool:
 def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "Site":
     from sightline.errors import invalid
     from sightline.runtimes.site.policy import POLICY
-    from sightline.runtimes.site.site import Site
 
     if (folder is None) == (policy is None):
         invalid("--site", folder, "one of --site and --policy says which site it is", "e.g. --site sites/site-0")
     if policy is not None and policy.name != POLICY:
         invalid("--policy", policy, f"a site's policy is a file named {POLICY}")
-    site = Site(folder if folder is not None else (policy or Path()).parent)
+    site = _site_in(folder if folder is not None else (policy or Path()).parent)
     named = site.folder / site.policy.data
     # The policy decides which data are used; a command-line option only confirms it.
     if data is not None and data.resolve() != named.resolve():
         invalid("--data", data, f"the policy names {named}", "change data in the policy")
     site.check()
     return site
+
+
+def _site_in(folder: Path) -> "Site":
+    """Open the site in a folder as its owner."""
+    from sightline.runtimes.site.policy import site_folder
+    from sightline.runtimes.site.site import Site
+
+    folder = site_folder(folder)
+    if folder.is_dir():
+        become_owner(folder)
+    return Site(folder)
 
 
 def _facts_of(approval: "Approval") -> dict[str, Any]:
@@ -111,12 +296,11 @@ def _facts_of(approval: "Approval") -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def status_command(folder: Path, as_json: bool) -> None:
     """Show the budget of the site in FOLDER: what is approved, what is reserved, what is left."""
-    from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
+    from sightline.formatting import format_upper
     from sightline.runtimes.site.approval import percent_up
-    from sightline.runtimes.site.site import Site
 
-    site = Site(folder)
+    site = _site_in(folder)
     site.check()
     policy, budget = site.policy, site.budget.status()
     approved = _approvals_of(site)
@@ -151,12 +335,12 @@ def _approvals_of(site: "Site") -> list[dict[str, Any]]:
     """Return the facts of every approval: its cost, its progress, and whether it has ended."""
     ended, whole = site.budget.record().ended, site.budget.filter
     shares = {one.approval: whole.used_share([one.bound]) for one in site.budget.status().reservations}
-    found = []
+    approvals = []
     for approval in site.approvals.all():
         answered, left = site.progress(approval)
         more = {"share": shares.get(approval.id), "answered": answered, "left": left}
-        found.append(_facts_of(approval) | more | {"state": ended.get(approval.id, "open")})
-    return found
+        approvals.append(_facts_of(approval) | more | {"state": ended.get(approval.id, "open")})
+    return approvals
 
 
 def _ending(facts: dict[str, Any]) -> str:
@@ -174,9 +358,7 @@ def revoke_command(approval: str, folder: Path, yes: bool) -> None:
 
     A site that is being served stops answering at once. An approval that has ended stays so.
     """
-    from sightline.runtimes.site.site import Site
-
-    site = Site(folder)
+    site = _site_in(folder)
     site.require_known(approval)
     if not yes and not _confirm(f"Revoke {approval} for good? Its share of the budget stays spent."):
         click.echo("not revoked", err=True)
@@ -185,17 +367,40 @@ def revoke_command(approval: str, folder: Path, yes: bool) -> None:
     click.echo(f"revoked: {approval}" if done else f"{approval} had ended before: nothing was changed")
 
 
-@site_command.command("serve", epilog=examples_epilog("site serve sites/site-0 --socket sites/site-0/socket"))
+SERVE_EXAMPLES = (
+    "site serve sites/site-0 --socket sites/site-0/socket",
+    "flower site sites/site-0 --socket sites/site-0/socket",
+)
+
+
+@site_command.command("serve", epilog=examples_epilog(*SERVE_EXAMPLES))
 @click.argument("folder", type=FOLDER)
 @click.option("--socket", type=FOLDER, required=True, help="Where the SuperNode's app finds this site.")
-def serve_command(folder: Path, socket: Path) -> None:
+@click.option("--health-port", type=int, help="Serve /health and /metrics at this port on loopback; 0 chooses one.")
+@click.option("--log", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="Write the log as text, or as one JSON object per line with a line per answer.")  # fmt: skip
+def serve_command(folder: Path, socket: Path, health_port: int | None, log: str) -> None:
     """Answer for the site in FOLDER as a process of its own, until it is ended."""
-    from sightline.runtimes.site.process import serve_site
-    from sightline.runtimes.site.site import Site
+    import logging
 
-    site = Site(folder)
+    from sightline.runtimes.remote.monitor import Monitor, log_json
+    from sightline.runtimes.site.process import serve_site
+
+    if log == "json":
+        log_json()
+    site = _site_in(folder)
     site.check()
-    serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
+    told = f"site {site.policy.client} answers at {socket}"
+    if health_port is not None:
+        told += f"; http://127.0.0.1:{Monitor(site.health, site.metrics, health_port).port}/health and /metrics"
+
+    def ready() -> None:
+        if log == "json":
+            logging.getLogger("sightline.site").info("%s", told, extra={"fields": {"event": "start"}})
+        else:
+            click.echo(told, err=True)
+
+    serve_site(site, socket, ready=ready)
 
 
 @site_command.command("keygen", epilog=examples_epilog("site keygen researcher.key"))
@@ -210,7 +415,7 @@ def keygen_command(key: Path) -> None:
 @site_command.command("sign", epilog=examples_epilog("site sign examples/sites.toml --key researcher.key > signature"))
 @click.argument("config", type=FOLDER)
 @click.option("--key", type=FOLDER, required=True, help="The private key, made by sightline site keygen.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. rounds=4.")
+@set_option("Change a key, e.g. rounds=4.")
 def sign_command(config: Path, key: Path, overrides: tuple[str, ...]) -> None:
     """Print the signature of the experiment in CONFIG, for sightline site approve --signature."""
     from sightline.config import read
@@ -228,7 +433,6 @@ Examples:
   sightline flower site sites/site-0 --socket sites/site-0/socket
   sightline flower spent sites/site-0
 """
-APP_FOLDER = click.Path(path_type=Path)
 
 
 @click.group("flower", epilog=FLOWER_EXAMPLES)
@@ -237,9 +441,9 @@ def flower_command() -> None:
 
 
 @flower_command.command("export", epilog=examples_epilog("flower export examples/quickstart.toml app"))
-@click.argument("config", type=APP_FOLDER)
-@click.argument("directory", type=APP_FOLDER)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. privacy.epsilon=4.")
+@click.argument("config", type=FOLDER)
+@click.argument("directory", type=FOLDER)
+@set_option("Change a key, e.g. privacy.epsilon=4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def export_command(config: Path, directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Write the experiment in CONFIG as a Flower app into DIRECTORY, for `flwr run`."""
@@ -251,10 +455,10 @@ def export_command(config: Path, directory: Path, overrides: tuple[str, ...], as
 
 
 @flower_command.command("shards", epilog=examples_epilog("flower shards examples/sites.toml sites --epsilon 8"))
-@click.argument("config", type=APP_FOLDER)
-@click.argument("directory", type=APP_FOLDER)
+@click.argument("config", type=FOLDER)
+@click.argument("directory", type=FOLDER)
 @click.option("--epsilon", type=float, required=True, help="The budget that every site's policy starts with.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. data.clients=3.")
+@set_option("Change a key, e.g. data.clients=3.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def shards_command(config: Path, directory: Path, epsilon: float, overrides: tuple[str, ...], as_json: bool) -> None:
     """Deal the data of CONFIG out to folders of sites, and write a register, to try a deployment with."""
@@ -266,30 +470,20 @@ def shards_command(config: Path, directory: Path, epsilon: float, overrides: tup
     click.echo(json.dumps({"sites": made} | more) if as_json else "\n".join(made))
 
 
-@flower_command.command("site", epilog=examples_epilog("flower site sites/site-0 --socket sites/site-0/socket"))
-@click.argument("folder", type=APP_FOLDER)
-@click.option("--socket", type=APP_FOLDER, required=True, help="Where the SuperNode's app finds this site.")
-def flower_site(folder: Path, socket: Path) -> None:
-    """Answer for the site in FOLDER as a process of its own, until it is ended."""
-    from sightline.runtimes.site.process import serve_site
-    from sightline.runtimes.site.site import Site
-
-    site = Site(folder)
-    site.check()
-    serve_site(site, socket, ready=lambda: click.echo(f"site {site.policy.client} answers at {socket}", err=True))
+# The same command under the name that deployments on Flower use.
+flower_command.add_command(serve_command, "site")
 
 
 @flower_command.command("spent", epilog=examples_epilog("flower spent sites/site-0 --json"))
-@click.argument("folder", type=APP_FOLDER)
+@click.argument("folder", type=FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def spent_command(folder: Path, as_json: bool) -> None:
     """Show how much of its budget the site in FOLDER has spent, over all runs."""
-    from sightline.apps.report.elements import format_upper
     from sightline.engine import replace_nonfinite
+    from sightline.formatting import format_upper
     from sightline.runtimes.site.approval import percent_up
-    from sightline.runtimes.site.site import Site
 
-    site = Site(folder)
+    site = _site_in(folder)
     status, policy = site.budget.status(), site.policy
     spent = status.spent
     if as_json:

@@ -1,10 +1,9 @@
 """Reports: one self-contained HTML page per run."""
 
-from sightline.apps.report.elements import Section
-from sightline.apps.report.guarantee import explain_event
-from sightline.apps.report.page import REPORT, SECTIONS, render_run, write_page, write_report
-from sightline.apps.report.run_view import RunView
-from sightline.apps.report.summary import summarise_run
+from sightline.apps.report.ledger_rows import explain_event
+from sightline.apps.report.officer import summarise_officer, write_officer
+from sightline.apps.report.page import SECTIONS, render_run, write_page, write_report
+from sightline.apps.report.run_view import REPORT, RunView, Section, summarise_run
 
 __all__ = [
     "REPORT",
@@ -13,7 +12,9 @@ __all__ = [
     "Section",
     "explain_event",
     "render_run",
+    "summarise_officer",
     "summarise_run",
+    "write_officer",
     "write_page",
     "write_report",
 ]

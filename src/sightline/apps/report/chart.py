@@ -24,7 +24,7 @@ def axis_ticks(low: float, high: float, *, about: int = 5, whole: bool = False) 
     first, last = math.ceil(low / step - TINY), math.floor(high / step + TINY)
     # Rounding removes the error of the multiplication: 0.6000000000000001 would be printed.
     places = 3 - math.floor(math.log10(step))
-    return [round(place * step, places) for place in range(first, last + 1)]
+    return [round(index * step, places) for index in range(first, last + 1)]
 
 
 def nice_step(least: float, *, whole: bool = False) -> float:
@@ -70,17 +70,17 @@ def places_to_keep(lines: Sequence[Values], *, limit: int = 600) -> list[int]:
         return list(range(length))
     # Each line keeps up to three points per bucket.
     buckets = max(1, (limit - 2) // (3 * len(lines)))
-    edges = [length * place // buckets for place in range(buckets + 1)]
-    found = {0, length - 1}
+    edges = [length * index // buckets for index in range(buckets + 1)]
+    kept = {0, length - 1}
     for line in lines:
         for start, end in pairwise(edges):
-            found.update(_remarkable_places(line, range(start, end)))
-    return sorted(found)
+            kept.update(_remarkable_places(line, range(start, end)))
+    return sorted(kept)
 
 
 def _remarkable_places(line: Values, places: range) -> set[int]:
-    there = [(value, place) for place in places if (value := line[place]) is not None]
-    gap = [place for place in places if line[place] is None][:1]
+    there = [(value, index) for index in places if (value := line[index]) is not None]
+    gap = [index for index in places if line[index] is None][:1]
     return {min(there)[1], max(there)[1], *gap} if there else set(gap)
 
 
@@ -98,16 +98,23 @@ class Axis:
     ceiling: float | None = None
     from_zero: bool = False
     whole: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()
+    """Position and text of every tick, in place of round numbers."""
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One named line: a value or None for every x; `margin` is the half-width of its band."""
+    """One named line: a value or None for every x; `margin` is the half-width of its band.
+
+    With `marks` every value has a dot and its margin is a bar; values that are not `linked` have no line between them.
+    """
 
     name: str
     values: Values
     final: str = ""
     margin: Values = ()
+    marks: bool = False
+    linked: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A line ready to draw: strokes of an SVG path, isolated and end points, and the outline of its band."""
+    """A line ready to draw: strokes of an SVG path, isolated and end points, the outline of its band, or bars."""
 
     name: str
     colour: int
@@ -128,6 +135,8 @@ class Drawn:
     dots: tuple[tuple[float, float], ...]
     final: str
     band: str = ""
+    bars: tuple[tuple[float, float, float], ...] = ()
+    """(x, lower end, upper end) of every bar."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +192,12 @@ def line_chart(
     lines = merge_lines([replace(line, values=_finite_values(line.values)) for line in lines])
     if not lines:
         return None
-    there = [place for place in range(len(x)) if any(line.values[place] is not None for line in lines)]
-    places = [there[place] for place in places_to_keep([[line.values[place] for place in there] for line in lines])]
+    there = [index for index in range(len(x)) if any(line.values[index] is not None for line in lines)]
+    places = [there[index] for index in places_to_keep([[line.values[index] for index in there] for line in lines])]
     # Joined lines have their own x values: thinning by one line would drop points of another.
     xs, thin = _take_places(x, lines, there if joined else places)
     # Positions are in thousandths of the plot: the SVG stretches to any width while text keeps its size.
-    across, up = _horizontal_axis(xs), _vertical_axis(thin, y_axis, mark)
+    across, up = _horizontal_axis(xs, x_axis), _vertical_axis(thin, y_axis, mark)
     return Chart(
         id=id,
         title=title,
@@ -198,7 +207,7 @@ def line_chart(
         y_label=y_axis.label,
         x_ticks=tuple(ticks_on(across, x_axis)),
         y_ticks=tuple(ticks_on(up, y_axis)),
-        lines=tuple(_draw_line(line, xs, across, up, y_axis, place, joined) for place, line in enumerate(thin, 1)),
+        lines=tuple(_draw_line(line, xs, across, up, y_axis, index, joined) for index, line in enumerate(thin, 1)),
         mark=Tick(up.at(mark[0]), mark[1]) if mark else None,
         note=note,
         reading=_reading_points(xs, thin, across, up, x_axis, y_axis),
@@ -211,31 +220,33 @@ def _take_places(
     """Return the x and the lines at these indices only."""
 
     def at(values: Values) -> Values:
-        return [values[place] for place in places] if values else ()
+        return [values[index] for index in places] if values else ()
 
-    return [x[place] for place in places], [
+    return [x[index] for index in places], [
         replace(line, values=at(line.values), margin=at(line.margin)) for line in lines
     ]
 
 
 def merge_lines(lines: Sequence[ChartLine]) -> list[ChartLine]:
     """Return the lines that hold a value, with equal lines merged: a hidden line would be lost."""
-    found: dict[tuple[float | None, ...], ChartLine] = {}
+    distinct: dict[tuple[float | None, ...], ChartLine] = {}
     for line in lines:
         key = tuple(line.values)
         if any(value is not None for value in key):
-            name = f"{found[key].name}, {line.name}" if key in found else line.name
-            found[key] = replace(line, name=name, values=key)
-    return list(found.values())
+            name = f"{distinct[key].name}, {line.name}" if key in distinct else line.name
+            distinct[key] = replace(line, name=name, values=key)
+    return list(distinct.values())
 
 
 def _finite_values(values: Values) -> Values:
     return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
-def _horizontal_axis(xs: Sequence[float]) -> AxisScale:
+def _horizontal_axis(xs: Sequence[float], axis: Axis) -> AxisScale:
     low, high = value_extent(xs)
-    return AxisScale(low, high) if high > low else AxisScale(low - 1, low + 1)
+    # Given ticks are values of a setting, whose marks need room on both sides.
+    room = 0.08 * (high - low) if axis.ticks else 0.0
+    return AxisScale(low - room, high + room) if high > low else AxisScale(low - 1, low + 1)
 
 
 def _vertical_axis(lines: Sequence[ChartLine], axis: Axis, mark: tuple[float, str] | None) -> AxisScale:
@@ -248,6 +259,8 @@ def _vertical_axis(lines: Sequence[ChartLine], axis: Axis, mark: tuple[float, st
 
 def ticks_on(scale: AxisScale, axis: Axis) -> list[Tick]:
     """Return the ticks of an axis and their positions."""
+    if axis.ticks:
+        return [Tick(scale.at(value), text) for value, text in axis.ticks]
     about = 5 if scale.downwards else 6
     values = axis_ticks(scale.low, scale.high, about=about, whole=axis.whole)
     return [Tick(scale.at(value), axis.tick(value)) for value in values]
@@ -266,17 +279,17 @@ def _draw_line(
     for x, value in zip(xs, line.values, strict=True):
         if value is not None:
             strokes[-1].append((across.at(x), up.at(value)))
-        elif not joined:
+        if (value is None and not joined) or not line.linked:
             strokes.append([])
     strokes = [stroke for stroke in strokes if stroke]
     path = "".join("M" + "L".join(f"{x:g},{y:g}" for x, y in stroke) for stroke in strokes if len(stroke) > 1)
     alone = [stroke[0] for stroke in strokes if len(stroke) == 1]
     # A single point between two gaps has no stroke and would be invisible without a dot.
-    dots = tuple(dict.fromkeys([*alone, strokes[-1][-1]]))
-    band = _margin_outline(
-        [(across.at(xs[place]), up.at(low), up.at(high)) for place, low, high in _margin_edges(line)]
-    )
-    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band)
+    marked = [point for stroke in strokes for point in stroke] if line.marks else []
+    dots = tuple(dict.fromkeys([*alone, *marked, strokes[-1][-1]]))
+    edges = [(across.at(xs[index]), up.at(low), up.at(high)) for index, low, high in _margin_edges(line)]
+    band, bars = ("", tuple(edges)) if line.marks else (_margin_outline(edges), ())
+    return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band, bars)
 
 
 def _margin_edges(line: ChartLine) -> list[tuple[int, float, float]]:
@@ -337,8 +350,8 @@ def bar_chart(
     slot = 1000 / len(heights)
     gap = 0.18 * slot
     bars = [
-        (round(place * slot + gap / 2, 2), round(slot - gap, 2), up.at(height), text)
-        for place, (height, text) in enumerate(zip(heights, words, strict=True))
+        (round(index * slot + gap / 2, 2), round(slot - gap, 2), up.at(height), text)
+        for index, (height, text) in enumerate(zip(heights, words, strict=True))
     ]
     x_ticks = tuple(Tick(round(label.at * slot, 1), label.text) for label in labels)
     summary = f"{title}: {len(heights)} bars, highest {max(heights):,.6g}"

@@ -8,17 +8,8 @@ from typing import Any
 
 from sightline.apps.report.chart import Bars, Chart, ChartLine, Tick, bar_chart, line_chart
 from sightline.apps.report.curves import ROUNDS, metric_axis
-from sightline.apps.report.elements import (
-    NONE,
-    Content,
-    Section,
-    format_count,
-    format_metric,
-    format_number,
-    format_percent,
-    format_plural,
-)
-from sightline.apps.report.run_view import RunView
+from sightline.apps.report.run_view import Content, RunView, Section
+from sightline.formatting import NONE, format_count, format_metric, format_number, format_percent, format_plural
 
 SIZE = 480
 """Height and width of the drawing, in its own units."""
@@ -67,12 +58,12 @@ def draw_scatter(facts: Mapping[str, Any]) -> Scatter | None:
     raw = int(facts.get("dimensions") or 2) > len(given)
     if not there or raw or not centres or any(len(centre) != 2 for centre in centres):
         return None
-    place = _place_points([given[n] for n in there], centres)
-    points = tuple(_make_point(n, place(given[n]), facts) for n in there)
+    project = _projection([given[n] for n in there], centres)
+    points = tuple(_make_point(n, project(given[n]), facts) for n in there)
     rings = []
     for m, (centre, radius) in enumerate(zip(centres, facts.get("radii") or [], strict=True)):
-        x, y = place(centre)
-        rings.append(Ring(x, y, _radius_length(place, centre, float(radius)), colour_of(m), f"cluster {m}"))
+        x, y = project(centre)
+        rings.append(Ring(x, y, _radius_length(project, centre, float(radius)), colour_of(m), f"cluster {m}"))
     return Scatter(points, tuple(rings))
 
 
@@ -85,21 +76,21 @@ def _finite_point(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _place_points(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]]) -> Any:
+def _projection(points: Sequence[Sequence[float]], centres: Sequence[Sequence[float]]) -> Any:
     """Return the map from values to positions, with one scale for both directions, so that circles stay circles."""
     columns = list(zip(*points, *centres, strict=True))
     lows = [min(column) for column in columns]
     span = max(max(column) - low for column, low in zip(columns, lows, strict=True)) or 1.0
     room = (SIZE - 2 * EDGE) / span
 
-    def place(at: Sequence[float]) -> tuple[float, float]:
+    def project(at: Sequence[float]) -> tuple[float, float]:
         return round(EDGE + (at[0] - lows[0]) * room, 1), round(SIZE - EDGE - (at[1] - lows[1]) * room, 1)
 
-    return place
+    return project
 
 
-def _radius_length(place: Any, centre: Sequence[float], radius: float) -> float:
-    return round(abs(float(place((centre[0] + radius, centre[1]))[0] - place(centre)[0])), 1)
+def _radius_length(project: Any, centre: Sequence[float], radius: float) -> float:
+    return round(abs(float(project((centre[0] + radius, centre[1]))[0] - project(centre)[0])), 1)
 
 
 def _make_point(client: int, at: tuple[float, float], facts: Mapping[str, Any]) -> Point:
@@ -171,7 +162,7 @@ def place_strips(rows: Sequence[Mapping[str, Any]], truth: Sequence[int] | None)
 
 
 def _client_strip(rows: Sequence[Mapping[str, Any]], client: int, strip: int) -> list[Block]:
-    step, found = WIDTH / len(rows), []
+    step, blocks = WIDTH / len(rows), []
     stays = groupby(enumerate(rows), key=lambda pair: pair[1]["clusters"]["assignment"][client])
     for cluster, stay in stays:
         held = list(stay)
@@ -179,18 +170,18 @@ def _client_strip(rows: Sequence[Mapping[str, Any]], client: int, strip: int) ->
         when = f"round {first}" if first == last else f"rounds {first} to {last}"
         words = f"client-{client}, {when}: cluster {cluster}."
         x, width = held[0][0] * step, len(held) * step
-        found.append(Block(round(x, 2), strip * ROW, round(width, 2), ROW - 2, colour_of(cluster), words))
-    return found
+        blocks.append(Block(round(x, 2), strip * ROW, round(width, 2), ROW - 2, colour_of(cluster), words))
+    return blocks
 
 
 def _phase_spans(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, str], ...]:
-    found = []
+    spans = []
     for how, stay in groupby(enumerate(rows), key=lambda pair: pair[1]["clusters"]["how"]):
         held = list(stay)
         first, last = held[0][1]["round"], held[-1][1]["round"]
         when = f"Round {first}" if first == last else f"Rounds {first} to {last}"
-        found.append((round(held[0][0] * WIDTH / len(rows), 2), f"{when}: {HOW.get(how, how)}"))
-    return tuple(found)
+        spans.append((round(held[0][0] * WIDTH / len(rows), 2), f"{when}: {HOW.get(how, how)}"))
+    return tuple(spans)
 
 
 SURE = 2.0
@@ -226,14 +217,14 @@ SECTION = Section("clusters", "Clusters", clusters_content)
 
 def clusters_intro(facts: Mapping[str, Any]) -> str:
     """Return what was found and how, in a sentence or two."""
-    found = facts.get("count")
-    if found is None:
+    count = facts.get("count")
+    if count is None:
         return "The data were made in clusters; this algorithm does not look for them."
     if facts.get("points") is None:
-        return f"{format_plural(int(found), 'cluster')}, each with a model of its own."
+        return f"{format_plural(int(count), 'cluster')}, each with a model of its own."
     how = "the number with the surest mixture" if facts.get("tried") else "a number that was given"
     return (
-        f"From the noisy updates of round one the server made out {format_plural(int(found), 'cluster')}, {how}. "
+        f"From the noisy updates of round one the server made out {format_plural(int(count), 'cluster')}, {how}. "
         "It looked at released values only: nothing of this costs privacy."
     )
 
@@ -258,21 +249,21 @@ def drawn_words(facts: Mapping[str, Any]) -> str:
 def clusters_figures(run: RunView, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the name and number of each fact."""
     last: Mapping[str, Any] = next((row["clusters"] for row in reversed(run.rounds) if row.get("clusters")), {})
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     if facts.get("count") is not None:
-        found.append(("Clusters", format_count(facts["count"])))
+        rows.append(("Clusters", format_count(facts["count"])))
     if facts.get("points"):
-        found.append(
+        rows.append(
             ("Least separation (MSS)", format_number(facts["mss"]) if facts.get("mss") is not None else "one cluster")
         )
-        found.append(("Largest overlap", overlap_words(facts.get("mpo"))))
-        found.append(("Soft until round", format_count(facts.get("switch_round"))))
+        rows.append(("Largest overlap", overlap_words(facts.get("mpo"))))
+        rows.append(("Soft until round", format_count(facts.get("switch_round"))))
     if last.get("purity") is not None:
-        found.append(("Clients among their own kind", format_percent(last["purity"])))
+        rows.append(("Clients among their own kind", format_percent(last["purity"])))
     reached = run.last(f"minority_{run.metric.name}")
     if reached is not None:
-        found.append((f"{run.metric.heading} of the smallest cluster", format_metric(run.metric, reached)))
-    return found
+        rows.append((f"{run.metric.heading} of the smallest cluster", format_metric(run.metric, reached)))
+    return rows
 
 
 def overlap_words(overlap: float | None) -> str:
@@ -288,7 +279,7 @@ def tried_chart(facts: Mapping[str, Any]) -> Bars | None:
     if not pairs:
         return None
     words = [f"{n} clusters: MSS {format_number(mss)}" for n, mss in pairs]
-    labels = [Tick(place + 0.5, str(n)) for place, (n, _) in enumerate(pairs)]
+    labels = [Tick(index + 0.5, str(n)) for index, (n, _) in enumerate(pairs)]
     heights = [mss for _, mss in pairs]
     return bar_chart(
         "tried", "How sure each number of clusters is", heights, words, labels=labels, x="clusters", y="MSS"

@@ -1,44 +1,42 @@
-"""Comparison of several runs: runs that differ only in the seed form one group, with mean and spread."""
+"""Comparison of several runs: runs that differ only in the seed form one group, with mean and spread, as tables."""
 
+import csv
+import io
 import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart, places_to_keep
-from sightline.apps.report.curves import ROUNDS, SPENT, better_title, metric_axis, worst_epsilons
-from sightline.apps.report.elements import (
+from sightline.apps.report.guarantee import sight_terms
+from sightline.apps.report.run_view import RunView, runs_of
+from sightline.apps.report.sections import setting_text
+from sightline.engine.record import replace_nonfinite
+from sightline.errors import did_you_mean, invalid, printable
+from sightline.events import Unit
+from sightline.formatting import (
+    INFINITE,
+    METRICS,
     NONE,
-    Content,
-    Frame,
+    Metric,
     floats_as_bytes,
     format_count,
     format_duration,
     format_metric,
     format_number,
+    format_percent,
     format_plural,
+    format_short,
     format_upper,
-    write_whole,
+    make_frame,
+    text_table,
 )
-from sightline.apps.report.page import render_page
-from sightline.apps.report.run_view import RunView, runs_of
-from sightline.apps.report.sections import setting_text
-from sightline.engine.record import replace_nonfinite
-from sightline.errors import invalid
-from sightline.events import Unit
-from sightline.formatting import ACCURACY, METRICS, Metric
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 IGNORED = ("name", "seed")
 """Settings in which runs of one group may differ."""
@@ -77,6 +75,9 @@ class Spread:
 MEASURES = (
     *(metric.test_key for metric in METRICS.values() if metric.name != "loss"),
     *(metric.client_key(which) for metric in MAIN_METRICS for which in ("mean", "worst")),
+    *(f"minority_{metric.name}" for metric in MAIN_METRICS),
+    "purity",
+    "cluster_count",
     "test_loss",
     "epsilon",
     "seconds",
@@ -101,7 +102,15 @@ def measure_run(run: RunView, name: str) -> float | None:
         return run.fact("seconds") or run.total("seconds")
     if name in ("uplink_floats", "energy_joule", "delay_seconds"):
         return run.total(name) if any(value is not None for value in run.series(name)) else None
-    return run.last(name)
+    if name == "cluster_count":
+        return (run.fact("clusters") or {}).get("count")
+    return next((value for row in reversed(run.rounds) if (value := measure_round(row, name)) is not None), None)
+
+
+def measure_round(row: Mapping[str, Any], name: str) -> float | None:
+    """Return one measure after one round; None if the round does not have it as a number."""
+    value = (row.get("clusters") or {}).get(name) if name == "purity" else row.get(name)
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +125,17 @@ class Group:
     @property
     def label(self) -> str:
         """Return the group in a few words: its own settings, or its title."""
-        words = [_setting_word(name.rpartition(".")[2], say_setting(value)) for name, value in self.settings.items()]
-        return self.title or ", ".join(words) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
+        return self.title or setting_words(self.settings) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
 
     @cached_property
     def measures(self) -> dict[str, Spread | None]:
         """Return every measure over the runs that have it."""
-        found = {name: [measure_run(run, name) for run in self.runs] for name in MEASURES}
-        return {name: Spread.of([value for value in row if value is not None]) for name, row in found.items()}
+        return {name: self.measure(name) for name in MEASURES}
+
+    def measure(self, name: str) -> Spread | None:
+        """Return one measure, or any number of a round's row, over the runs that have it."""
+        values = [measure_run(run, name) for run in self.runs]
+        return Spread.of([value for value in values if value is not None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +155,38 @@ class Comparison:
         """Return the main metrics of the runs: one, unless their tasks differ."""
         return list({run.metric.name: run.metric for run in self.runs}.values())
 
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row per run: the settings that differ, then its measures."""
+        runs = [(group, run) for group in self.groups for run in group.runs]
+        measured = [{name: measure_run(run, name) for name in MEASURES} for _, run in runs]
+        there = [name for name in MEASURES if any(row[name] is not None for row in measured)]
+        return make_frame(
+            [
+                {"run": str(run.directory), "seed": run.fact("seed"), "status": run.fact("status")}
+                | {name: _frame_cell(value) for name, value in group.settings.items()}
+                | {"rounds_done": run.rounds_done}
+                | {name: math.nan if row[name] is None else row[name] for name in there}
+                for (group, run), row in zip(runs, measured, strict=True)
+            ]
+        )
+
+    def __str__(self) -> str:
+        return text_table("", *comparison_table(self))
+
 
 def compare_runs(places: Sequence[Path]) -> Comparison:
     """Read the runs in these folders and group them by the settings that differ."""
     return group_runs([RunView.read(directory) for directory in runs_of(places)])
+
+
+def compare(*places: Path | str) -> Comparison:
+    """Read runs, or folders of runs such as a sweep's, and return them side by side, as `sightline compare` does.
+
+    `print` shows the table; `.to_frame()` has one row per run.
+    """
+    if not places:
+        invalid("places", "", "no run is named", "give run directories, or a folder of runs")
+    return compare_runs([Path(place) for place in places])
 
 
 def group_runs(runs: Sequence[RunView]) -> Comparison:
@@ -154,12 +194,12 @@ def group_runs(runs: Sequence[RunView]) -> Comparison:
     settings = [flat_settings(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name not in IGNORED)
     differs = tuple(name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1)
-    found: dict[str, tuple[dict[str, Any], list[RunView]]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[RunView]]] = {}
     for run, one in zip(runs, settings, strict=True):
         # Grouped by the settings that differ, in the order of the runs: seeds and names do not separate runs.
         own = {name: one.get(name) for name in differs}
-        found.setdefault(_sort_key(own), (own, []))[1].append(run)
-    return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in found.values()))
+        groups.setdefault(_sort_key(own), (own, []))[1].append(run)
+    return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in groups.values()))
 
 
 def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison:
@@ -175,10 +215,12 @@ def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison
 def flat_settings(run: RunView) -> dict[str, Any]:
     """Return the settings of a run under dotted names, or {} if its file is missing or broken."""
     try:
-        return dict(_flatten_table(tomllib.loads(run.settings)))
+        settings = dict(_flatten_table(tomllib.loads(run.settings)))
     except (ValueError, RecursionError):
         # Not TOML, nested too deep, or too long a number.
         return {}
+    # A run to which rounds were added keeps the file that its noise was planned for.
+    return settings | ({"rounds": run.fact("rounds_planned")} if run.fact("rounds_added") else {})
 
 
 def _flatten_table(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -194,8 +236,15 @@ def _sort_key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _setting_word(key: str, value: str) -> str:
-    return value if key in ("name", "kind", "scheme", "source", "partition") else f"{key} {value}"
+def setting_words(settings: Mapping[str, Any]) -> str:
+    """Return settings in a few words.
+
+    >>> setting_words({"algorithm.name": "fedavg", "privacy.clip_norm": 0.5})
+    'fedavg, clip_norm 0.5'
+    """
+    pairs = [(name.rpartition(".")[2], say_setting(value)) for name, value in settings.items()]
+    plain = ("name", "kind", "scheme", "source", "partition")
+    return ", ".join(value if key in plain else f"{key} {value}" for key, value in pairs)
 
 
 def say_setting(value: Any) -> str:
@@ -213,9 +262,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return the sentences under the table."""
     runs = list(comparison.runs)
     private = [run for run in runs if run.unit is not Unit.NONE]
-    found = [_unfinished_note(run) for run in runs if run.fact("status") != "finished"]
-    found += [_unlike_note(private), TUNING if len(private) > 1 else "", _shared_noise(private)]
-    return [sentence for sentence in found if sentence]
+    notes = [_unfinished_note(run) for run in runs if run.fact("status") != "finished"]
+    notes += [_terms_note(private), TUNING if len(private) > 1 else "", _shared_noise(private)]
+    return [sentence for sentence in notes if sentence]
 
 
 def _unfinished_note(run: RunView) -> str:
@@ -228,12 +277,15 @@ def _unfinished_note(run: RunView) -> str:
     return f"{run.directory.name} is not finished ({status}, {how_far}): its numbers are those of its last round."
 
 
-def _unlike_note(private: list[RunView]) -> str:
-    """Return a warning if epsilons are for different units, adjacencies or deltas."""
-    promises = {(run.unit, run.fact("adjacency"), run.delta) for run in private}
+def _terms_note(private: list[RunView]) -> str:
+    """Return the terms of the epsilons, with a warning if they are for different units, adjacencies or deltas."""
+    promises: dict[str, list[str]] = {}
+    for run in private:
+        promises.setdefault(sight_terms(run), []).append(run.directory.name)
     if len(promises) < 2:
-        return ""
-    return "The epsilons are not one scale: the runs differ in unit, adjacency or delta."
+        return "".join(f"Epsilon is {terms}, against the worst observer that is not trusted." for terms in promises)
+    named = (f"{terms} ({names[0]}{', …' if len(names) > 1 else ''})" for terms, names in promises.items())
+    return f"The epsilons are not one scale: the runs differ in unit, adjacency or delta: {'; '.join(named)}."
 
 
 def _shared_noise(private: list[RunView]) -> str:
@@ -250,7 +302,7 @@ def _shared_noise(private: list[RunView]) -> str:
 
 def plain_comparison(comparison: Comparison) -> dict[str, Any]:
     """Return what `--json` prints; None is infinite or unknown."""
-    found: dict[str, Any] = replace_nonfinite(
+    plain: dict[str, Any] = replace_nonfinite(
         {
             "differs": list(comparison.differs),
             "groups": [_plain_group(group) for group in comparison.groups],
@@ -258,7 +310,7 @@ def plain_comparison(comparison: Comparison) -> dict[str, Any]:
             "notes": comparison_notes(comparison),
         }
     )
-    return found
+    return plain
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
@@ -272,8 +324,8 @@ def _plain_group(group: Group) -> dict[str, Any]:
 def _plain_run(run: RunView) -> dict[str, Any]:
     about = {"run_dir": str(run.directory), "name": run.name, "status": run.fact("status")}
     about |= {"seed": run.fact("seed"), "rounds_done": run.rounds_done, "delta": run.delta, "unit": str(run.unit)}
-    found = {name: measure_run(run, name) for name in MEASURES}
-    known = {name: value for name, value in found.items() if value is not None or name in ALWAYS}
+    measured = {name: measure_run(run, name) for name in MEASURES}
+    known = {name: value for name, value in measured.items() if value is not None or name in ALWAYS}
     return about | {"metric": run.metric.name} | known | {"settings": flat_settings(run)}
 
 
@@ -289,6 +341,9 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     **{m.test_key: (f"Test {m.title}", _metric_column(m)) for m in METRICS.values() if m.name != "loss"},
     "test_loss": ("Test loss", _metric_column(METRICS["loss"])),
     **{m.client_key("worst"): ("Worst client", _metric_column(m)) for m in MAIN_METRICS},
+    **{f"minority_{m.name}": (f"Minority {m.title}", _metric_column(m)) for m in MAIN_METRICS},
+    "purity": ("Purity", lambda some: mean_and_spread(some, format_percent)),
+    "cluster_count": ("Clusters", lambda some: mean_and_spread(some, format_short)),
     "epsilon": ("Epsilon", lambda some: format_upper(some.greatest)),
     "seconds": ("Time", lambda some: mean_and_spread(some, format_duration)),
     "uplink_floats": ("Sent by clients", lambda some: mean_and_spread(some, floats_as_bytes)),
@@ -315,21 +370,35 @@ def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     return f"{value} ± {room} {unit}" if unit and unit == same and " " not in unit else f"{mean} ± {spread}"
 
 
-def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: the settings that differ, the number of runs, and every measure that some group has."""
-    there = [name for name in _columns_of(comparison) if any(group.measures[name] for group in comparison.groups)]
+def comparison_table(comparison: Comparison, columns: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: the settings that differ, the number of runs, and every measure that some group has.
+
+    `columns` names the measures to show instead.
+    """
+    there = shown_measures(comparison, columns)
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
     header = [*settings, *(COLUMNS[name][0] for name in there)]
     return header, [_table_row(group, () if named else comparison.differs, there) for group in comparison.groups]
 
 
-def _columns_of(comparison: Comparison) -> list[str]:
-    """Return the columns for the tasks of these runs."""
+def check_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of measures. Raises for an unknown one."""
+    for name in names:
+        if name not in COLUMNS:
+            invalid("--columns", name, "no measure of a run", did_you_mean(name, list(COLUMNS)))
+    return tuple(names)
+
+
+def shown_measures(comparison: Comparison, columns: Sequence[str] = ()) -> list[str]:
+    """Return the measures of a table: those asked for, or all of the tasks of these runs that some group has."""
+    if columns:
+        return list(check_columns(columns))
     metrics = {metric.name: metric for run in comparison.runs for metric in run.metrics}
     wanted = {metric.test_key for metric in metrics.values()} | {m.client_key("worst") for m in comparison.metrics}
     own = {metric.test_key for metric in METRICS.values()} | {metric.client_key("worst") for metric in MAIN_METRICS}
-    return [name for name in COLUMNS if name in wanted or name not in own]
+    known = [name for name in COLUMNS if name in wanted or name not in own]
+    return [name for name in known if any(group.measures[name] for group in comparison.groups)]
 
 
 def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[str]:
@@ -340,177 +409,66 @@ def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[s
     return [*cells, *shown]
 
 
-POINTS = 120
-"""Limit of points per line."""
-
-
-@dataclass(frozen=True)
-class Against:
-    """One way to draw a metric: the axis, a run's position on it after each round, and how a group is combined."""
-
-    name: str
-    title: str
-    axis: Axis
-    course: Callable[[RunView], Sequence[float | None]]
-    together: Callable[[Sequence[float]], float] = fmean
-
-
-def _sum_metric(name: str) -> Callable[[RunView], list[float | None]]:
-    def course(run: RunView) -> list[float | None]:
-        values = run.series(name)
-        if all(value is None for value in values):
-            return list(values)
-        return list(accumulate(value or 0.0 for value in values))
-
-    return course
-
-
-TIME = Axis("time", tick=format_duration, value=format_duration)
-TRAFFIC = Axis("sent by clients", tick=floats_as_bytes, value=floats_as_bytes)
-ENERGY = Axis("energy", tick=lambda joule: f"{format_number(joule)} J", value=lambda joule: f"{format_number(joule)} J")
-
-AGAINST = (
-    Against("rounds", "by round", ROUNDS, lambda run: [float(row["round"]) for row in run.rounds]),
-    Against("epsilon", "for the epsilon spent", SPENT, worst_epsilons, max),
-    Against("time", "by time", TIME, _sum_metric("seconds")),
-    Against("traffic", "by traffic", TRAFFIC, _sum_metric("uplink_floats")),
-    Against("energy", "by energy", ENERGY, _sum_metric("energy_joule")),
-)
-"""For the runs of one group the largest epsilon is drawn, and the mean of everything else."""
-
-
-@dataclass(frozen=True)
-class Course:
-    """The course of a group: x, mean metric, and standard deviation (None for fewer than two runs)."""
-
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    deviation: tuple[float | None, ...]
-
-
-def group_course(group: Group, against: Against, metric: Metric = ACCURACY) -> Course:
-    """Return a group at the rounds in which all of its runs were evaluated, thinned out with its extremes kept."""
-    found = [_by_round(run, against, metric) for run in group.runs]
-    # A mean over changing subsets of runs would jump where a run stopped early.
-    common = sorted(set(found[0]).intersection(*found[1:]))
-    means = [fmean(one[number][1] for one in found) for number in common]
-    # Thinned by the mean alone, so that x, mean and band keep the same rounds.
-    places = places_to_keep([means], limit=POINTS)
-    deviations = [stdev([one[number][1] for one in found]) if len(found) > 1 else None for number in common]
-    return Course(
-        tuple(against.together([one[common[place]][0] for one in found]) for place in places),
-        tuple(means[place] for place in places),
-        tuple(deviations[place] for place in places),
+def latex_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
+    """Return the table for LaTeX (package booktabs)."""
+    header, rows = comparison_table(comparison, columns)
+    left = len(header) - len(shown_measures(comparison, columns)) - 1
+    lines = [" & ".join(map(latex_text, row)) + r" \\" for row in (header, *rows)]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(header) - left)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"% Mean and standard deviation over the runs of a row; the largest epsilon. Needs \usepackage{booktabs}.",
+        ]
     )
 
 
-def _by_round(run: RunView, against: Against, metric: Metric) -> dict[int, tuple[float, float]]:
-    rows = zip(run.rounds, against.course(run), strict=True)
-    pairs = [(row["round"], x, row.get(metric.test_key)) for row, x in rows if run.metric == metric]
-    return {number: (x, reached) for number, x, reached in pairs if x is not None and reached is not None}
+LATEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    " %": r"\,\%", "±": r"$\pm$", INFINITE: r"$\infty$", NONE: "--", "²": "$^2$",
+}  # fmt: skip
+"""Characters that LaTeX reads in its own way, and what stands for them."""
 
 
-def comparison_charts(comparison: Comparison) -> list[Chart]:
-    """Return every chart for which some group has numbers."""
-    found = [comparison_chart(comparison, against, metric) for metric in comparison.metrics for against in AGAINST]
-    return [one for one in found if one is not None]
+def latex_text(text: str) -> str:
+    """Return text as LaTeX prints it.
+
+    >>> print(latex_text("90.0 ± 1.2 %"), latex_text("clip_norm"), latex_text("Epsilon"))
+    90.0 $\\pm$ 1.2\\,\\% clip\\_norm $\\varepsilon$
+    """
+    if text == COLUMNS["epsilon"][0]:
+        return r"$\varepsilon$"
+    plain = printable(text)
+    return re.sub("|".join(map(re.escape, sorted(LATEX, key=len, reverse=True))), lambda one: LATEX[one[0]], plain)
 
 
-def comparison_chart(comparison: Comparison, against: Against, metric: Metric = ACCURACY) -> Chart | None:
-    """Return one chart: a line per group, with a band of one standard deviation if it has several runs."""
-    courses = [group_course(group, against, metric) for group in comparison.groups]
-    xs = sorted({x for one in courses for x in one.x})
-    place = {x: number for number, x in enumerate(xs)}
-    lines = [_group_line(group, one, place) for group, one in zip(comparison.groups, courses, strict=True) if one.x]
-    name = f"by-{against.name}" if metric == comparison.metrics[0] else f"by-{against.name}-{metric.name}"
-    title, axis = f"{metric.heading} {against.title}", metric_axis(metric)
-    return line_chart(name, title, xs, lines, x_axis=against.axis, y_axis=axis, joined=True)
+def csv_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
+    """Return the table as CSV with full numbers: the mean of every measure and `NAME_std`; the largest epsilon."""
+    rows = [_csv_row(group, shown_measures(comparison, columns)) for group in comparison.groups]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
 
 
-def _group_line(group: Group, one: Course, place: dict[float, int]) -> ChartLine:
-    values: list[Any] = [None] * len(place)
-    margin: list[Any] = [None] * len(place)
-    for x, mean, deviation in zip(one.x, one.mean, one.deviation, strict=True):
-        values[place[x]], margin[place[x]] = mean, deviation
-    return ChartLine(group.label, values, margin=margin)
-
-
-PICTURES = ("png", "svg", "pdf")
-COLOURS = ("#1f6fb2", "#c4570c", "#0b8068", "#8a4fa3", "#7a6a00", "#b03060")
-
-
-def comparison_content(comparison: Comparison) -> Content:
-    """Return the content of `comparison.html`."""
-    header, rows = comparison_table(comparison)
-    several = any(len(group.runs) > 1 for group in comparison.groups)
-    return {
-        "header": header,
-        "rows": rows,
-        "charts": comparison_charts(comparison),
-        "notes": comparison_notes(comparison),
-        "spread": "± is one standard deviation over the runs of a row; bands likewise." if several else "",
-    }
-
-
-def draw_comparison(comparison: Comparison, path: Path, title: str = "Comparison") -> None:
-    """Write the figure: a page (.html) or a picture (.png, .svg, .pdf), by the file's ending."""
-    kind = check_figure(path)
-    try:
-        if kind == "html":
-            write_whole(path, render_page(title, [(Frame("comparison", title), comparison_content(comparison))]))
+def _csv_row(group: Group, there: Sequence[str]) -> dict[str, Any]:
+    row = {name: _frame_cell(value) for name, value in group.settings.items()} | {"runs": len(group.runs)}
+    for name in there:
+        some = group.measures[name]
+        if name == "epsilon":
+            row[name] = None if some is None else some.greatest
         else:
-            _draw_picture(comparison, path, kind)
-    except OSError as error:
-        invalid("--figure", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
+            row |= {name: some and some.mean, f"{name}_std": some and some.deviation}
+    return row
 
 
-def check_figure(path: Path) -> str:
-    """Return the kind of figure that a path asks for; raise InvalidInput before any long work begins."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in (*PICTURES, "html"):
-        invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
-    # matplotlib is an extra: pages need no library for their charts.
-    if kind != "html" and find_spec("matplotlib") is None:
-        invalid("--figure", path, "pictures need matplotlib", 'use .html, or pip install "sightline[figures]"')
-    if not path.parent.is_dir():
-        invalid("--figure", path, "there is no such folder", "give a file in a folder that exists")
-    return kind
-
-
-def _draw_picture(comparison: Comparison, path: Path, kind: str) -> None:
-    from matplotlib.figure import Figure
-
-    shown = [
-        (against, metric)
-        for metric in comparison.metrics
-        for against in AGAINST
-        if any(group_course(group, against, metric).x for group in comparison.groups)
-    ]
-    if not shown:
-        invalid("--figure", path, "no run has an evaluated round yet", "wait for the first")
-    across = min(len(shown), 2 if len(shown) == 4 else 3)
-    down = -(-len(shown) // across)
-    figure = Figure(figsize=(4.8 * across, 3.4 * down + 0.5), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).flatten()
-    for axes, (against, metric) in zip(panels, shown, strict=False):
-        _draw_panel(axes, comparison, against, metric)
-    for axes in panels[len(shown) :]:
-        axes.set_axis_off()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    figure.savefig(path, dpi=150, format=kind)
-
-
-def _draw_panel(axes: "Axes", comparison: Comparison, against: Against, metric: Metric) -> None:
-    scale = 100 if metric.percent else 1
-    for number, group in enumerate(comparison.groups):
-        one, colour = group_course(group, against, metric), COLOURS[number % len(COLOURS)]
-        axes.plot(one.x, [scale * mean for mean in one.mean], color=colour, label=group.label)
-        edges = [(x, m, d) for x, m, d in zip(one.x, one.mean, one.deviation, strict=True) if d is not None]
-        if edges:
-            x, low, high = zip(*((x, scale * (m - d), scale * (m + d)) for x, m, d in edges), strict=True)
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
-    axes.set(xlabel=against.axis.label, ylabel=f"{metric.title}, %" if metric.percent else better_title(metric))
-    axes.xaxis.set_major_formatter(lambda value, _: against.axis.tick(value))
-    axes.tick_params(axis="x", labelsize=8)
-    axes.grid(alpha=0.3)
+def _frame_cell(value: Any) -> Any:
+    """Return a setting for a cell of a frame: a number or text as it is, a list or table as JSON."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)

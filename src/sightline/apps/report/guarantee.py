@@ -1,329 +1,38 @@
-"""The top of the report: results, the guarantee in plain words, and events explained."""
+"""The top of the report: results, who can learn what of whom, and the guarantee in plain words."""
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import singledispatch
+from typing import Any
 
-from sightline.apps.report.elements import (
+from sightline.accounting.trade_off import power_at_most
+from sightline.apps.report.run_view import CURVES, Composed, Content, RunView, Section
+from sightline.events import Adjacency, Unit
+from sightline.formatting import (
+    METRICS,
     NONE,
-    Content,
-    Section,
     format_count,
     format_duration,
     format_metric,
     format_plural,
     format_short,
     format_upper,
+    merge_silent,
 )
-from sightline.apps.report.run_view import RunView
-from sightline.events import (
-    Adjacency,
-    Allocation,
-    Clear,
-    ConvexSegment,
-    Event,
-    Exponential,
-    FixedCohort,
-    Gaussian,
-    Poisson,
-    Pooled,
-    PooledDraws,
-    Product,
-    Pure,
-    Repeat,
-    ReplacedSegment,
-    Segment,
-    Split,
-    Unit,
-    WithoutReplacement,
-    to_json,
-)
-from sightline.formatting import METRICS, digits_down, digits_up
-from sightline.ledger import NOBODY, Parties, Release, write_parties
-
-NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
-
-
-@singledispatch
-def explain_event(event: Event, who: str = "subject") -> str:
-    """Return what an event did, in words; `who` is the sampled unit.
-
-    >>> explain_event(Poisson(0.5, Gaussian(1.2)), who="client")
-    'Gaussian noise, z = 1.2, each client sampled in secret with probability 0.5'
-    """
-    # The fallback for event types without their own words, such as those of plugins.
-    plain = to_json(event)
-    settings = ", ".join(f"{name} = {value}" for name, value in plain.items() if name != "kind")
-    return str(plain["kind"]).replace("_", " ") + (f" ({settings})" if settings else "")
-
-
-@explain_event.register
-def _(event: Gaussian, who: str = "subject") -> str:
-    return f"Gaussian noise, z = {digits_down(event.noise_multiplier, 4)}"
-
-
-@explain_event.register
-def _(event: Clear, who: str = "subject") -> str:
-    return "without noise"
-
-
-@explain_event.register
-def _(event: Pure, who: str = "subject") -> str:
-    return f"pure differential privacy, ε = {digits_up(event.epsilon, 4)}"
-
-
-@explain_event.register
-def _(event: Exponential, who: str = "subject") -> str:
-    return f"a choice by the exponential mechanism, ε = {digits_up(event.epsilon, 4)}"
-
-
-@explain_event.register
-def _(event: Poisson, who: str = "subject") -> str:
-    inside = explain_event(event.event, who)
-    return f"{inside}, each {who} sampled in secret with probability {format_short(event.rate, 4)}"
-
-
-@explain_event.register(WithoutReplacement)
-@explain_event.register(FixedCohort)
-def _(event: WithoutReplacement | FixedCohort, who: str = "subject") -> str:
-    return (
-        f"{explain_event(event.event, who)}, a hidden cohort of exactly {event.cohort:,} of {event.population:,} {who}s"
-    )
-
-
-@explain_event.register
-def _(event: Split, who: str = "subject") -> str:
-    return f"{explain_event(event.event, who)}, each {who} hidden in one of {format_count(event.parts)} parts"
-
-
-@explain_event.register
-def _(event: Allocation, who: str = "subject") -> str:
-    hidden = f"each {who} in exactly {format_count(event.uses)} of {format_count(event.steps)} steps, a hidden choice"
-    return f"{explain_event(event.event, who)}, {hidden}"
-
-
-@explain_event.register
-def _(event: Pooled, who: str = "subject") -> str:
-    return f"{explain_event(event.event, who)}, in a sum with the noise of {format_count(event.noises)} {who}s"
-
-
-@explain_event.register
-def _(event: Segment | ReplacedSegment, who: str = "subject") -> str:
-    steps = "1 hidden step" if event.steps == 1 else f"{format_count(event.steps)} hidden steps"
-    inside = f"each {who} sampled in secret with probability {format_short(event.rate, 4)} at every step"
-    first = f"{format_short(event.first_step, 4)} of a step's effect at its first draw"
-    other = "" if isinstance(event, Segment) else f", for any other {who} in its place"
-    return f"{explain_event(event.event, who)}, the end of {steps} in a ball, {inside}, {first}{other}"
-
-
-@explain_event.register
-def _(event: ConvexSegment, who: str = "subject") -> str:
-    steps = "1 hidden step" if event.steps == 1 else f"{format_count(event.steps)} hidden steps"
-    inside = f"each {who} sampled in secret with probability {format_short(event.rate, 4)} at every step"
-    return f"{explain_event(event.event, who)}, the end of {steps} of a convex objective, {inside}"
-
-
-@explain_event.register
-def _(event: PooledDraws, who: str = "subject") -> str:
-    drawn = f"each of {format_count(event.others + 1)} sends with probability {format_short(event.rate, 4)}"
-    return f"{explain_event(event.event, who)}, in a sum with the noise of the other {who}s who send: {drawn}"
-
-
-@explain_event.register
-def _(event: Repeat, who: str = "subject") -> str:
-    return f"{format_count(event.times)} times: {explain_event(event.event, who)}"
-
-
-@explain_event.register
-def _(event: Product, who: str = "subject") -> str:
-    if not event.events:
-        return "nothing new: worked out from earlier releases alone"
-    return "together: " + "; ".join(explain_event(part, who) for part in event.events)
-
-
-def sentence_shape(words: str) -> str:
-    """Return the words without their numbers: explanations of one shape can be merged."""
-    return NUMBER.sub("#", words)
-
-
-def told_as_one(explanations: Collection[str]) -> str:
-    """Merge explanations of one shape into one, with the range of each number that differs.
-
-    >>> told_as_one(["Gaussian noise, z = 1.2", "Gaussian noise, z = 0.8", "Gaussian noise, z = 1"])
-    'Gaussian noise, z = 0.8 to 1.2'
-    """
-    texts = sorted(set(explanations))
-    columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
-    ranges = iter([sorted(set(column), key=_number_in) for column in columns])
-
-    def spanned(_: re.Match[str]) -> str:
-        found = next(ranges)
-        return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
-
-    return NUMBER.sub(spanned, texts[0])
-
-
-def _number_in(text: str) -> float:
-    return float(text.replace(",", ""))
-
-
-Key = tuple[str, str, str, Parties, int, Parties]
-
-
-@dataclass
-class LedgerRow:
-    """Releases of one kind: source, content, subjects, protection, audience, rounds and count."""
-
-    what: str
-    audience: Parties
-    peers: int
-    coins_known_to: Parties
-    clear: bool
-    of_itself: bool
-    first: int
-    last: int
-    sources: set[str] = field(default_factory=set)
-    subjects: set[Parties] = field(default_factory=set)
-    explanations: set[str] = field(default_factory=set)
-    count: int = 0
-
-    @property
-    def source(self) -> str:
-        """Return who published it."""
-        return write_parties(frozenset(self.sources))
-
-    @property
-    def about(self) -> str:
-        """Return whose data it depends on."""
-        if self.of_itself:
-            return "itself" if len(self.sources) == 1 else "each of itself"
-        everyone = write_parties(NOBODY.union(*self.subjects)) or "nobody"
-        sizes = sorted(len(some) for some in self.subjects)
-        span = (
-            format_count(sizes[0])
-            if sizes[0] == sizes[-1]
-            else f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
-        )
-        return everyone if len(self.subjects) == 1 else f"{everyone}, {span} at a time"
-
-    @property
-    def seen_by(self) -> str:
-        """Return who saw it; peers are others of the senders' own kind."""
-        peers = "the others" if self.peers == len(self.sources) - 1 else f"{format_count(self.peers)} of the others"
-        words = [peers] if self.peers and self.of_itself else []
-        return ", ".join(filter(None, [*words, write_parties(self.audience)])) or "nobody"
-
-    @property
-    def how(self) -> str:
-        """Return how it was protected, and who knows the sampling draws."""
-        words = told_as_one(self.explanations)
-        return words + (f"; sampling known to {write_parties(self.coins_known_to)}" if self.coins_known_to else "")
-
-    @property
-    def when(self) -> str:
-        """Return the rounds in which it was made."""
-        return (
-            format_count(self.first)
-            if self.first == self.last
-            else f"{format_count(self.first)}–{format_count(self.last)}"
-        )
-
-    def take(self, release: Release, words: str) -> None:
-        """Add one more release of this kind."""
-        self.count += 1
-        self.first, self.last = min(self.first, release.time), max(self.last, release.time)
-        self.sources.add(release.source)
-        self.explanations.add(words)
-        if not self.of_itself:
-            self.subjects.add(release.subjects)
-
-
-class _Teller:
-    """Groups releases into rows; costly work is done once per distinct event and audience."""
-
-    def __init__(self, unit: Unit) -> None:
-        self.who = "example" if unit is Unit.SAMPLE else "client"
-        self.rows: dict[Key, LedgerRow] = {}
-        self._words: dict[Event, tuple[str, str]] = {}
-        self._audiences: dict[tuple[str, Parties], tuple[Parties, int]] = {}
-
-    def add(self, release: Release) -> None:
-        """Add a release to the row of its kind."""
-        words, form = self._words.get(release.event) or self._explain_event(release.event)
-        # Releases of many clients about themselves become one row; their sources are listed by kind.
-        of_itself = release.subjects == {release.source}
-        source = kind_of(release.source) if of_itself else release.source
-        rest, peers = self._split_audience(source, release) if of_itself else (release.audience, 0)
-        key = (source, release.what, form, rest, peers, release.coins_known_to)
-        if key not in self.rows:
-            self.rows[key] = _start_row(release, rest, peers, of_itself)
-        self.rows[key].take(release, words)
-
-    def _explain_event(self, event: Event) -> tuple[str, str]:
-        words = explain_event(event, self.who)
-        return self._words.setdefault(event, (words, sentence_shape(words)))
-
-    def _split_audience(self, kind: str, release: Release) -> tuple[Parties, int]:
-        """Return the audience's members of other kinds, and the number of members of the sender's own kind."""
-        key = (kind, release.audience)
-        if key not in self._audiences:
-            rest = frozenset(name for name in release.audience if kind_of(name) != kind)
-            self._audiences[key] = (rest, len(release.audience) - len(rest))
-        rest, peers = self._audiences[key]
-        # The cache is shared by all senders of a kind; whether the sender is in its own audience is not.
-        return rest, peers - (release.source in release.audience)
-
-
-def _start_row(release: Release, audience: Parties, peers: int, of_itself: bool) -> LedgerRow:
-    return LedgerRow(
-        what=release.what,
-        audience=audience,
-        peers=peers,
-        coins_known_to=release.coins_known_to,
-        clear=holds_clear(release.event),
-        of_itself=of_itself,
-        first=release.time,
-        last=release.time,
-    )
-
-
-def tell_ledger(releases: Iterable[Release], unit: Unit) -> list[LedgerRow]:
-    """Return the rows, in the order in which their kinds first appeared."""
-    teller = _Teller(unit)
-    for release in releases:
-        teller.add(release)
-    return list(teller.rows.values())
-
-
-def holds_clear(event: Event) -> bool:
-    """Return whether anything in the event has no noise."""
-    if isinstance(event, Product):
-        return any(holds_clear(part) for part in event.events)
-    inner = getattr(event, "event", None)
-    return holds_clear(inner) if isinstance(inner, Event) else isinstance(event, Clear)
-
-
-def kind_of(name: str) -> str:
-    """Return the kind in a participant's name.
-
-    >>> kind_of("client-12"), kind_of("server")
-    ('client', 'server')
-    """
-    return re.sub(r"-\d+$", "", name)
-
+from sightline.ledger import write_parties
 
 FALSE_ALARMS = 0.05
 """False alarm rate at which the guarantee is put into words."""
+ALARMS = (0.01, FALSE_ALARMS)
+"""False alarm rates at which every line of sight shows the power of the best test."""
 EMPTY = 0.95
 """Power above which a bound is not worth a number."""
 HARDLY, LIMITED = 0.15, 0.5
 """Powers up to which an observer "can hardly tell" and "gets limited evidence"; a blind guess has `FALSE_ALARMS`."""
-CURVES = 40
-"""Limit of distinct compositions for which trade-off curves are computed: one takes about 0.04 s."""
+FEW = 3
+"""A sentence that would name more powers or observers than this is cut: largest and least, or the first."""
 LARGEST_FACTOR = 14.0
 """Above this epsilon, e^epsilon (a million) is not printed."""
 
@@ -338,6 +47,9 @@ def headline_content(run: RunView) -> Content:
         "about": about_run(run),
         "figures": headline_figures(run),
         "promise": promise_words(run),
+        "sight": sight_rows(run),
+        "terms": sight_terms(run),
+        "who": run.who,
         "limits": limit_words(run),
         "unfinished": unfinished_words(run),
         "together": together_words(run),
@@ -378,7 +90,7 @@ def _created_words(created: str | None) -> str:
 def headline_figures(run: RunView) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first, each with its name and a note."""
     planned = run.fact("rounds_planned")
-    found = [
+    figures = [
         (f"Test {run.metric.title}", format_metric(run.metric, run.last(run.metric.test_key)), metrics_note(run)),
         ("Epsilon", epsilon_words(run), _epsilon_note(run)),
         ("Protected", protected_subjects(run), _adjacency_words(run)),
@@ -386,15 +98,16 @@ def headline_figures(run: RunView) -> list[dict[str, str]]:
         ("Rounds", format_count(run.rounds_done), f"of {format_count(planned)} planned" if planned else ""),
         ("Releases", format_count(len(run.ledger)), "in the ledger"),
     ]
-    return [{"name": name, "value": value, "note": note} for name, value, note in found]
+    return [{"name": name, "value": value, "note": note} for name, value, note in figures]
 
 
 def metrics_note(run: RunView) -> str:
-    """Return the task's other metrics, and the loss if it is not one of them."""
+    """Return what the metric is of, the task's other metrics, and the loss if it is not one of them."""
     others = [(metric, run.last(metric.test_key)) for metric in run.metrics[1:]]
     if run.metric.name != "loss":
         others.append((METRICS["loss"], run.last("test_loss")))
-    return ", ".join(f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None)
+    words = [f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None]
+    return ", ".join(["on the common test set", *words] if run.last(run.metric.test_key) is not None else words)
 
 
 def clients_note(run: RunView) -> str:
@@ -405,9 +118,8 @@ def clients_note(run: RunView) -> str:
     if worst is None:
         return ""
     of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
-    return (
-        f"{metric.decile_title} {format_metric(metric, most)}, " if most is not None else ""
-    ) + f"worst {format_metric(metric, worst)}{of}"
+    decile = f"{metric.decile_title} {format_metric(metric, most)}, " if most is not None else ""
+    return f"own test sets: {decile}worst {format_metric(metric, worst)}{of}"
 
 
 def epsilon_words(run: RunView) -> str:
@@ -421,7 +133,7 @@ def _epsilon_note(run: RunView) -> str:
     if run.unit is Unit.NONE or (run.epsilon is not None and math.isinf(run.epsilon)):
         return "no guarantee"
     target = run.fact("target_epsilon")
-    words = f"at δ = {format_short(run.delta)}" if run.delta else ""
+    words = f"per {run.who}" + (f", δ = {format_short(run.delta)}" if run.delta else "")
     return words + (f", target {format_short(target)}" if target else "")
 
 
@@ -430,12 +142,11 @@ def protected_subjects(run: RunView) -> str:
     return {Unit.CLIENT: "each client", Unit.SAMPLE: "each example", Unit.NONE: "nobody"}[run.unit]
 
 
+NEIGHBOURS = {Adjacency.ADD_REMOVE: "added or removed", Adjacency.REPLACE: "exchanged for any other"}
+
+
 def _adjacency_words(run: RunView) -> str:
-    if run.unit is Unit.NONE:
-        return "no noise was added"
-    return {Adjacency.ADD_REMOVE: "added or removed", Adjacency.REPLACE: "exchanged for any other"}.get(
-        run.fact("adjacency"), ""
-    )
+    return "no noise was added" if run.unit is Unit.NONE else NEIGHBOURS.get(run.fact("adjacency"), "")
 
 
 def promise_words(run: RunView) -> list[str]:
@@ -485,12 +196,12 @@ def test_power_words(powers: Mapping[str, float], delta: float) -> str:
     blind = f"{100 * FALSE_ALARMS:g} %"
     kinds = defaultdict[str, list[str]](list)
     for kind, power in sorted(powers.items(), key=lambda one: -one[1]):
-        kinds[_power_words(power) if power <= EMPTY else ""].append(kind)
+        kinds[power_words(power) if power <= EMPTY else ""].append(kind)
     everything = kinds.pop("", [])
     words = []
     # One (epsilon, delta) bounds almost nothing from about epsilon 4: say so, and which epsilon would help.
     if everything:
-        one, two = (_power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
+        one, two = (power_words(power_at_most(less, delta)) for less in (1.0, 2.0))
         words += [
             f"the bound does not keep a test with {blind} false alarms from finding almost every true case"
             + _against(everything, powers),
@@ -498,17 +209,40 @@ def test_power_words(powers: Mapping[str, float], delta: float) -> str:
         ]
     if kinds:
         (most, first), *rest = ((power, _against(some, powers)) for power, some in kinds.items())
-        bounds = [f"{most} of the true cases{first}", *(power + against for power, against in rest)]
-        words.append(f"a test with {blind} false alarms finds at most {', '.join(bounds)}")
+        # The table below has every observer; a sentence with more than a few is not read.
+        between = len(rest) - 1 if len(rest) > FEW else 0
+        bounds = [f"{most} of the true cases{first}", *(power + against for power, against in rest[between:])]
+        joined = f" down to {bounds[1]}" if between else "".join(f", {bound}" for bound in bounds[1:])
+        words.append(f"a test with {blind} false alarms finds at most {bounds[0]}{joined}")
     return f"In numbers: {'; '.join([*words, f'a blind guess finds {blind}'])}."
 
 
 def _against(kinds: Sequence[str], powers: Mapping[str, float]) -> str:
-    return "" if len(kinds) == len(powers) else f" ({', '.join(kinds)})"
+    if len(kinds) == len(powers):
+        return ""
+    return f" ({kinds[0]} and {len(kinds) - 1} more)" if len(kinds) > FEW else f" ({', '.join(kinds)})"
 
 
-def _power_words(power: float) -> str:
+def power_words(power: float) -> str:
+    """Return a power in percent, rounded up."""
     return f"{format_upper(100 * power)} %"
+
+
+def attack_words(hits: Sequence[float]) -> str:
+    """Return the powers at `ALARMS` false alarms, rounded up.
+
+    >>> attack_words((0.334, 0.58))
+    '33.4 % at 1 %, 58.0 % at 5 %'
+    """
+    return ", ".join(f"{power_words(power)} at {100 * alarms:g} %" for alarms, power in zip(ALARMS, hits, strict=True))
+
+
+def pair_attack(run: RunView, composed: Composed) -> str:
+    """Return what the best attack finds on one line of sight, or "" if nothing or everything reaches the observer."""
+    if not composed or math.isinf(run.epsilon_of(composed)):
+        return ""
+    hits = [run.power_of(composed, alarms) for alarms in ALARMS]
+    return f"The best attack finds at most {attack_words(hits)} false alarms."
 
 
 def factor_words(epsilon: float, delta: float) -> str:
@@ -526,56 +260,131 @@ def factor_words(epsilon: float, delta: float) -> str:
     )
 
 
-def power_at_most(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
-    """Return the best power of a test between neighbouring data sets: min(e^eps a + delta, 1 - e^-eps (1 - a - delta)).
-
-    Reference: Kairouz, Oh, Viswanath, "The composition theorem for differential privacy", Theorem 2.1.
-    """
-    # exp overflows above 709.
-    grown = math.exp(min(epsilon, 700.0)) * false_alarms + delta
-    return min(1.0, grown, 1 - math.exp(-epsilon) * (1 - false_alarms - delta))
-
-
-def most_hits(run: RunView, kind: str) -> float:
-    """Return the best power of a test with `FALSE_ALARMS` false alarms against one kind of observer.
+def most_hits(run: RunView, kind: str, alarms: float = FALSE_ALARMS) -> float:
+    """Return the best power of a test with these false alarms against one kind of observer.
 
     Guarantees: an upper bound for every subject. The stated (epsilon, delta) gives one; so does each pair on the curve
     of a composition in the ledger, and the least of them holds. Curves are not used if the page states more than the
     ledger adds up to, because the ledger is then not the whole claim, nor if there are more than `CURVES`.
     """
-    # One pair (epsilon, delta) bounds the power badly; each composition proves a whole curve of pairs.
-    stated = power_at_most(run.spent[kind], run.delta or 0.0)
-    found = run.compositions_seen_by(kind)
-    if not found or len(found) > CURVES or run.spent[kind] > (1 + 1e-6) * max(map(run.epsilon_of, found)):
-        return stated
-    curves = [run.curve_of(composed) for composed in found]
-    return min(stated, max(1.0 if curve is None else curve.most_hits(FALSE_ALARMS) for curve in curves))
+    stated, compositions = run.spent[kind], run.compositions_seen_by(kind)
+    if not compositions and not stated:
+        # Nothing reached the observer: it guesses blindly.
+        return alarms
+    if not compositions or len(compositions) > CURVES or stated > (1 + 1e-6) * max(map(run.epsilon_of, compositions)):
+        return power_at_most(stated, run.delta or 0.0, alarms)
+    # The larger epsilon of the page also bounds every composition, so the least of the bounds holds.
+    return min(
+        power_at_most(stated, run.delta or 0.0, alarms), max(run.power_of(some, alarms) for some in compositions)
+    )
+
+
+@dataclass(frozen=True)
+class SightRow:
+    """What one kind of observer can learn of the least protected subject."""
+
+    observer: str
+    note: str
+    subjects: str
+    trusted: bool
+    epsilon: float
+    hits: tuple[float, ...]
+    """Powers of the best test at `ALARMS` false alarms."""
+
+    @property
+    def text(self) -> str:
+        """Return the bound on epsilon, rounded up."""
+        return format_upper(self.epsilon)
+
+    @property
+    def told(self) -> str:
+        """Return what the bound means where it is none, or zero."""
+        if self.trusted:
+            return "trusted: no bound"
+        if math.isinf(self.epsilon):
+            return "no bound: without noise"
+        return "" if self.epsilon else "nothing reaches it"
+
+    @property
+    def meters(self) -> list[dict[str, str]]:
+        """Return each power as a number and as lengths of a bar, in percent and rounded up."""
+        return [
+            {
+                "alarms": f"{100 * alarms:g}",
+                "text": "100 %" if hits >= 1 else power_words(hits),
+                "hits": f"{100 * hits:.1f}",
+            }
+            for alarms, hits in zip(ALARMS, self.hits, strict=True)
+        ]
+
+
+def sight_rows(run: RunView) -> list[SightRow]:
+    """Return a row for every kind of observer, the trusted parties last, without a bound."""
+    everyone = frozenset[str]().union(*{release.subjects for release in run.ledger})
+    names = write_parties(everyone)
+    # Many kinds that learn nothing are one row, so that the first screen holds the others.
+    rows = [
+        _sight_row(run, kind, names) if kind in run.spent else SightRow(kind, "", names, False, 0.0, ALARMS)
+        for kind in merge_silent(run.spent)
+    ]
+    if run.trusted:
+        whole = (1.0,) * len(ALARMS)
+        rows.append(SightRow(write_parties(frozenset(run.trusted)), "", names, True, math.inf, whole))
+    return rows
+
+
+def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
+    observers = sorted({line.observer for line in run.lines.get(kind, ())} or {run.observers.get(kind, kind)})
+    note = "" if observers == [kind] else f"for example {observers[0]}" if len(observers) == 1 else ""
+    note = note or (f"the worst of {format_count(len(observers))}" if len(observers) > 1 else "")
+    alike = len(run.compositions_seen_by(kind)) < 2
+    whole = math.isinf(run.spent[kind])
+    hits = tuple(1.0 if whole else most_hits(run, kind, alarms) for alarms in ALARMS)
+    return SightRow(kind, note, names if alike else f"the worst of {names}", False, run.spent[kind], hits)
+
+
+def sight_terms(run: RunView) -> str:
+    """Return what every epsilon of the page is per, at which delta and for which neighbours."""
+    if run.unit is Unit.NONE:
+        return "no guarantee: nothing is noised"
+    return terms_words(run.unit, run.fact("adjacency"), run.delta)
+
+
+def terms_words(unit: str, adjacency: Any, delta: float | None) -> str:
+    """Return the terms of an epsilon.
+
+    >>> terms_words("sample", "replace", 1e-5)
+    'per example, exchanged for any other, δ = 1e-5'
+    """
+    who = "example" if unit == Unit.SAMPLE else "client"
+    words = [f"per {who}", NEIGHBOURS.get(adjacency, ""), f"δ = {format_short(delta)}" if delta else ""]
+    return ", ".join(word for word in words if word)
 
 
 def limit_words(run: RunView) -> list[str]:
     """Return what the guarantee does not say."""
     if run.unit is Unit.NONE or run.epsilon is None or math.isinf(run.epsilon):
         return []
-    found = ["It does not hide what is true of the whole population: a model may tell of people who never took part."]
+    limits = ["It does not hide what is true of the whole population: a model may tell of people who never took part."]
     if run.unit is Unit.CLIENT:
-        found.append("A person whose data are held by several clients is protected by less than this epsilon says.")
+        limits.append("A person whose data are held by several clients is protected by less than this epsilon says.")
     else:
-        found.append("A person with several examples is protected by less than this epsilon says.")
+        limits.append("A person with several examples is protected by less than this epsilon says.")
     if run.trusted:
-        found.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
-    return found
+        limits.append(f"It does not bind those who are trusted: {', '.join(run.trusted)}.")
+    return limits
 
 
 def together_words(run: RunView) -> str:
     """Return the joint cost of the run and the runs that its model started from, or ""."""
-    found = run.together
-    if found is None:
+    together = run.together
+    if together is None:
         return ""
-    names = ", ".join(str(one["run_dir"]) for one in found["runs"])
-    if found.get("unknown"):
-        return f"Together with the runs this model started from: epsilon unknown. {found['unknown']}."
-    who = "on the same data" if found["same_data"] else "whose clients are assumed to be the same"
-    epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
+    names = ", ".join(str(one["run_dir"]) for one in together["runs"])
+    if together.get("unknown"):
+        return f"Together with the runs this model started from: epsilon unknown. {together['unknown']}."
+    who = "on the same data" if together["same_data"] else "whose clients are assumed to be the same"
+    epsilon = math.inf if together["epsilon"] is None else float(together["epsilon"])
     return f"Together with {names}, {who}, which this model started from: epsilon {format_upper(epsilon)}."
 
 

@@ -4,19 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from sightline.apps.report.elements import (
-    NONE,
-    Content,
-    Section,
-    format_count,
-    format_plural,
-    format_short,
-    format_upper,
-)
-from sightline.apps.report.guarantee import LedgerRow, tell_ledger
-from sightline.apps.report.run_view import CLASSES, Composed, RunView
+from sightline.apps.report.guarantee import ALARMS, attack_words
+from sightline.apps.report.ledger_rows import LedgerRow, tell_ledger
+from sightline.apps.report.run_view import CLASSES, Composed, Content, RunView, Section
+from sightline.formatting import NONE, format_count, format_plural, format_short, format_upper
 from sightline.ledger import View, write_parties
 from sightline.topology import Line
 
@@ -29,6 +23,8 @@ LENGTH = 16
 
 LINES = 40
 """Up to this many rows and columns are ruled."""
+NUMBERED = 12
+"""Up to this many rows and columns have a number in every cell."""
 
 Values = Sequence[Sequence[float | None]]
 
@@ -45,12 +41,14 @@ def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silen
     top = max((v for row in values for v in row if v is not None and math.isfinite(v)), default=0.0)
     different = sorted({v for row in values for v in row}, key=lambda v: -1.0 if v is None else v)
     # Cells hold indices into a short list of phrases: few values differ, and the page stays small.
-    number = {value: place for place, value in enumerate(different)}
+    number = {value: index for index, value in enumerate(different)}
     return {
         "across": len(columns),
         "down": len(rows),
         "shades": shade_paths(values, top),
         "lines": grid_lines(len(rows), len(columns)) if max(len(rows), len(columns)) <= LINES else "",
+        "numbers": cell_numbers(values) if max(len(rows), len(columns)) <= NUMBERED else [],
+        "itself": None in number,
         "row_ticks": name_ticks(rows),
         "column_ticks": name_ticks(columns),
         "most": format_upper(top),
@@ -94,6 +92,16 @@ def grid_lines(down: int, across: int) -> str:
     return "".join([f"M0 {y}h{across}" for y in range(1, down)] + [f"M{x} 0v{down}" for x in range(1, across)])
 
 
+def cell_numbers(values: Values) -> list[dict[str, Any]]:
+    """Return the text of each cell with a value and its middle; `bare` says that there is no bound."""
+    return [
+        {"x": x + 0.5, "y": y + 0.5, "text": format_upper(value), "bare": math.isinf(value)}
+        for y, row in enumerate(values)
+        for x, value in enumerate(row)
+        if value is not None
+    ]
+
+
 def _cell_kind(value: float | None, top: float) -> tuple[str, str] | None:
     if value is None:
         return "self", "1"
@@ -104,13 +112,7 @@ def _cell_kind(value: float | None, top: float) -> tuple[str, str] | None:
 
 
 def _equal_stretches(kinds: Iterable[tuple[str, str] | None]) -> list[tuple[tuple[str, str] | None, int]]:
-    found: list[tuple[tuple[str, str] | None, int]] = []
-    for kind in kinds:
-        if found and found[-1][0] == kind:
-            found[-1] = (kind, found[-1][1] + 1)
-        else:
-            found.append((kind, 1))
-    return found
+    return [(kind, len(list(stretch))) for kind, stretch in groupby(kinds)]
 
 
 def name_ticks(words: Sequence[str]) -> list[dict[str, str]]:
@@ -121,8 +123,8 @@ def name_ticks(words: Sequence[str]) -> list[dict[str, str]]:
     """
     every = -(-len(words) // TICKS) if words else 1
     return [
-        {"at": f"{100 * (place + 0.5) / len(words):.2f}", "text": _cut_word(words[place])}
-        for place in range(0, len(words), every)
+        {"at": f"{100 * (index + 0.5) / len(words):.2f}", "text": _cut_word(words[index])}
+        for index in range(0, len(words), every)
     ]
 
 
@@ -173,6 +175,8 @@ class Cell:
     epsilon: float
     there: bool = True
     """Whether there is such an observer of them at all."""
+    hits: tuple[float, ...] = ()
+    """Powers of the best test at `ALARMS` false alarms, if known."""
 
     @property
     def text(self) -> str:
@@ -185,6 +189,13 @@ class Cell:
     def clear(self) -> bool:
         """Return whether there is no bound."""
         return math.isinf(self.epsilon)
+
+    @property
+    def attack(self) -> str:
+        """Return what the best test finds, rounded up; "" if it finds nothing or everything."""
+        if self.clear or not self.epsilon or not self.hits:
+            return ""
+        return attack_words(self.hits)
 
 
 @dataclass(frozen=True)
@@ -222,11 +233,15 @@ def _work_out(views: Sequence[View], subjects: Sequence[str]) -> int:
 
 def _subject_classes(run: RunView, views: Sequence[View], subjects: Sequence[str]) -> dict[tuple[Cell, ...], list[str]]:
     """Return subjects with equal cells against every observer as one row."""
-    found: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
+    alike: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
     for subject in subjects:
         composed = [frozenset(view.composition(subject).items()) for view in views]
-        found[tuple(Cell(run.epsilon_of(events)) for events in composed)].append(subject)
-    return found
+        alike[tuple(_cell_of(run, events) for events in composed)].append(subject)
+    return alike
+
+
+def _cell_of(run: RunView, composed: Composed) -> Cell:
+    return Cell(run.epsilon_of(composed), True, tuple(run.power_of(composed, alarms) for alarms in ALARMS))
 
 
 def alike_words(names: Sequence[str]) -> str:
@@ -258,10 +273,10 @@ def matrix_by_lines(run: RunView) -> Matrix | None:
         columns.append(Column("trusted", write_parties(frozenset(run.trusted)), True, len(run.trusted)))
     if len(subjects) * sum(len(view.compositions()) for lines in kinds.values() for _, view in lines) > WORK:
         return None
-    found: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
+    alike: dict[tuple[Cell, ...], list[str]] = defaultdict(list)
     for subject in subjects:
-        found[tuple(_worst_cell(run, lines, subject) for lines in kinds.values())].append(subject)
-    rows = sorted(found.items(), key=lambda row: [-cell.epsilon for cell in row[0]])
+        alike[tuple(_worst_cell(run, lines, subject) for lines in kinds.values())].append(subject)
+    rows = sorted(alike.items(), key=lambda row: [-cell.epsilon for cell in row[0]])
     return Matrix(
         tuple(columns), tuple((write_parties(frozenset(names)), alike_words(names), cells) for cells, names in rows)
     )
@@ -273,12 +288,14 @@ def _make_column(kind: str, lines: Iterable[Sight]) -> Column:
 
 
 def _worst_cell(run: RunView, lines: Iterable[Sight], subject: str) -> Cell:
-    epsilons = [
-        run.epsilon_of(frozenset(view.composition(subject).items()))
+    cells = [
+        _cell_of(run, frozenset(view.composition(subject).items()))
         for line, view in lines
         if subject not in line.exempt
     ]
-    return Cell(max(epsilons), True) if epsilons else Cell(0.0, False)
+    # Each number is the worst of its own: the largest epsilon and the best test may belong to different observers.
+    hits = tuple(max(powers) for powers in zip(*(cell.hits for cell in cells), strict=True))
+    return Cell(max(cell.epsilon for cell in cells), True, hits) if cells else Cell(0.0, False)
 
 
 ROWS = 14

@@ -11,17 +11,16 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline.apps.report import clusters, curves, guarantee, matrix, sections
-from sightline.apps.report.elements import Content, Frame, Section, write_whole
-from sightline.apps.report.run_view import RunView
+from sightline.apps.report.run_view import REPORT, Content, Frame, RunView, Section
 from sightline.errors import invalid
-
-REPORT = "report.html"
+from sightline.formatting import write_whole
 
 SECTIONS: tuple[Section, ...] = (
     guarantee.SECTION,
+    sections.GROUPS_SECTION,
+    curves.DISTANCE_SECTION,
     curves.CURVES_SECTION,
     matrix.SECTION,
-    sections.GROUPS_SECTION,
     clusters.SECTION,
     sections.CLIENTS_SECTION,
     sections.LOAD_SECTION,
@@ -61,8 +60,8 @@ def render_run(run: RunView, sections: Sequence[Section] = SECTIONS) -> str:
 def section_contents(run: RunView, sections: Sequence[Section] = SECTIONS) -> list[tuple[Section, Content]]:
     """Return the sections that apply to the run, with their content."""
     # Every section decides by itself whether it has anything to show for this kind of run.
-    found = [(section, section.content(run)) for section in sections]
-    return [(section, content) for section, content in found if content is not None]
+    contents = [(section, section.content(run)) for section in sections]
+    return [(section, content) for section, content in contents if content is not None]
 
 
 def render_page(title: str, sections: Sequence[tuple[Frame, Content]], *, version: str = "") -> str:

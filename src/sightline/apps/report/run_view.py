@@ -1,9 +1,9 @@
-"""A run as pages read it: where runs are stored, their metadata, rounds and ledger, and reports of damage."""
+"""A run as pages read it: its metadata, rounds and ledger, damage reported in one line, and its numbers for scripts."""
 
 import math
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +14,9 @@ from jinja2 import TemplateError
 
 from sightline import accounting
 from sightline.accounting import Accountant
-from sightline.accounting.trade_off import TradeOff, claimed_curve
+from sightline.accounting.trade_off import TradeOff, claimed_curve, power_at_most
 from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
-from sightline.engine.record import DATABASE, WHOSE, RunRecord
+from sightline.engine.record import DATABASE, WHOSE, RunRecord, replace_nonfinite
 from sightline.errors import invalid, printable
 from sightline.events import Event, Unit
 from sightline.formatting import METRICS, Metric, metric_named
@@ -34,8 +34,8 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
     """
     try:
         here = (folder / DATABASE).is_file()
-        with os.scandir(folder) as found:
-            below = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+        with os.scandir(folder) as entries:
+            below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except PermissionError:
         return
     # A run directory is not searched further: what lies inside belongs to the run.
@@ -49,27 +49,31 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
 
 def runs_of(places: Iterable[Path]) -> list[Path]:
     """Return the run directories that are named or that lie in a named folder, each once."""
-    found: dict[Path, Path] = {}
-    for place in places:
+    directories: dict[Path, Path] = {}
+    for folder in places:
         try:
-            if not place.is_dir():
-                invalid("run", place, "no such folder", "give the folder that sightline run printed")
-            os.scandir(place).close()
+            if not folder.is_dir():
+                invalid("run", folder, "no such folder", "give the folder that sightline run printed")
+            os.scandir(folder).close()
         except OSError as error:
-            invalid("run", place, f"cannot be looked into ({error.strerror})", WHOSE)
-        below = list(runs_below(place))
+            invalid("run", folder, f"cannot be looked into ({error.strerror})", WHOSE)
+        below = list(runs_below(folder))
         if not below:
-            invalid("run", place, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
+            invalid("run", folder, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
         for directory in below:
             # By resolved path, so that a run named twice is compared once.
-            found.setdefault(directory.resolve(), directory)
-    return list(found.values())
+            directories.setdefault(directory.resolve(), directory)
+    return list(directories.values())
 
 
 SETTINGS = "config.toml"
+REPORT = "report.html"
 
 CLASSES = 12
 """More distinct compositions than this against one observer are not accounted again for a page."""
+
+CURVES = 40
+"""Limit of distinct compositions for which trade-off curves are computed: one takes about 0.04 s."""
 
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, TemplateError)
 """Exceptions that facts of unexpected types lead to."""
@@ -87,12 +91,12 @@ def locate_error(error: Exception) -> str:
 
 
 @contextmanager
-def checked_records(place: object) -> Iterator[None]:
+def checked_records(named: object) -> Iterator[None]:
     """Raise InvalidInput with one line if a page cannot be made from these records."""
     try:
         yield
     except STRANGE as error:
-        invalid("run", place, f"its records {UNLIKE_A_RUN} ({locate_error(error)})")
+        invalid("run", named, f"its records {UNLIKE_A_RUN} ({locate_error(error)})")
 
 
 def read_settings_text(directory: Path) -> str:
@@ -157,8 +161,12 @@ class RunView:
     @property
     def metrics(self) -> list[Metric]:
         """Return all metrics of the run."""
-        names = self.fact("metrics", [])
-        return [METRICS[name] for name in names if name in METRICS] or [self.metric]
+        return [metric_named(name) for name in self.fact("metrics", [])] or [self.metric]
+
+    @property
+    def own_metrics(self) -> list[Metric]:
+        """Return the metrics that are the user's own functions."""
+        return [metric for metric in self.metrics if metric.name not in METRICS]
 
     @property
     def unit(self) -> Unit:
@@ -230,11 +238,11 @@ class RunView:
         round's own number used without accounting again.
         """
         written = self.written
-        found = {}
+        spent = {}
         for kind in [*self.observers, *(kind for kind in written if kind not in self.observers)]:
             # The larger of the two: releases of an interrupted round are in the ledger and not in the last row.
-            found[kind] = max(written.get(kind, 0.0), self._by_ledger(kind))
-        return found
+            spent[kind] = max(written.get(kind, 0.0), self._by_ledger(kind))
+        return spent
 
     @property
     def written(self) -> dict[str, float]:
@@ -245,11 +253,11 @@ class RunView:
     def _by_ledger(self, kind: str) -> float:
         if self.unit is Unit.NONE:
             return math.inf
-        found = self.compositions_seen_by(kind)
+        compositions = self.compositions_seen_by(kind)
         # Every client with its own noise: accounting again takes long, and the last round covers all releases.
-        if len(found) > CLASSES and not self.unfinished and kind in self.written:
+        if len(compositions) > CLASSES and not self.unfinished and kind in self.written:
             return 0.0
-        return max((self.epsilon_of(composed) for composed in found), default=0.0)
+        return max((self.epsilon_of(composed) for composed in compositions), default=0.0)
 
     def compositions_seen_by(self, kind: str) -> frozenset[Composed]:
         """Return the distinct compositions of subjects against one kind of observer; empty for an unknown kind."""
@@ -258,11 +266,22 @@ class RunView:
             self._seen[kind] = frozenset[Composed]().union(*views)
         return self._seen[kind]
 
-    def curve_of(self, composed: Composed) -> TradeOff | None:
-        """Return the trade-off curve of a composition, computed once per page; None if it has none."""
-        if composed not in self._curves:
+    def power_of(self, composed: Composed, alarms: float) -> float:
+        """Return the best power of a test with these false alarms between worlds that differ by this composition.
+
+        Guarantees: an upper bound. Beyond `CURVES` compositions it follows from (epsilon, delta) alone.
+        """
+        if not composed:
+            return alarms
+        epsilon = self.epsilon_of(composed)
+        if math.isinf(epsilon):
+            return 1.0
+        stated = power_at_most(epsilon, self.delta or 0.0, alarms)
+        # One pair (epsilon, delta) bounds the power badly; each composition proves a whole curve of pairs.
+        if composed not in self._curves and len(self._curves) < CURVES:
             self._curves[composed] = claimed_curve(dict(composed))
-        return self._curves[composed]
+        curve = self._curves.get(composed)
+        return stated if curve is None else min(stated, curve.most_hits(alarms))
 
     def epsilon_of(self, composed: Composed) -> float:
         """Return the epsilon of a composition, accounted once per page; infinite if the run has no guarantee."""
@@ -280,3 +299,99 @@ class RunView:
     def epsilon(self) -> float | None:
         """Return the worst epsilon over untrusted observers; None if the run names none."""
         return max(self.spent.values(), default=None)
+
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A titled part of a page, drawn by the template of its name."""
+
+    name: str
+    title: str
+
+    @property
+    def template(self) -> str:
+        """Return the name of the template."""
+        return f"{self.name}.html"
+
+
+@dataclass(frozen=True)
+class Section(Frame):
+    """A section of a page; it is left out if `content` returns None."""
+
+    content: Callable[[RunView], Content | None]
+
+
+DECISIONS = ("tau", "devices_trusted", "devices_untrusted", "step_size")
+"""What adaptive control decides before every round."""
+
+
+def summarise_run(run: RunView) -> dict[str, Any]:
+    """Return the numbers of a run as plain values; None stands for infinite or unknown.
+
+    Guarantees: epsilon counts every release in the ledger, including those of an interrupted round.
+    """
+    # These names are an interface for scripts: add to them, never rename.
+    facts = ("status", "status_reason", "delta", "unit", "adjacency", "noise_source", "seconds", "threads",
+             "mkl_cbwr", "cpu_capability", "paths", "workers")  # fmt: skip
+    metrics = ("test_accuracy", "test_loss", "client_accuracy_mean", "client_accuracy_decile",
+               "client_accuracy_worst", "client_worst_examples")  # fmt: skip
+    summary: dict[str, Any] = replace_nonfinite(
+        {
+            "run_dir": str(run.directory),
+            "report": str(run.directory / REPORT),
+            "rounds_done": run.rounds_done,
+            **{name: run.last(name) for name in metrics},
+            **_summarise_metrics(run),
+            "epsilon": run.epsilon,
+            "observers": run.spent,
+            **({"together": run.together} if run.together is not None else {}),
+            "trusted": run.trusted,
+            **{name: run.fact(name) for name in facts},
+            **({"class_names": list(names)} if (names := run.fact("class_names")) else {}),
+            **_summarise_noise(run),
+            "stopped": run.fact("status_reason") or None,
+            "notes": run.fact("notes", []),
+            "releases": len(run.ledger),
+            "rejected_updates": int(run.total("rejected")),
+            "uplink_floats": run.total("uplink_floats"),
+            **{name: run.total(name) for name in ("energy_joule", "delay_seconds") if run.fact("resources")},
+            **_summarise_clusters(run),
+            **({"control": {name: run.series(name) for name in DECISIONS}} if run.fact("control") else {}),
+        }
+    )
+    return summary
+
+
+def _summarise_noise(run: RunView) -> dict[str, float | None]:
+    """Return the noise multiplier, or the least and the greatest where every client has its own; None without one."""
+    noise = run.fact("noise_multiplier")
+    ends = (noise["min"], noise["max"]) if isinstance(noise, Mapping) else (noise, noise)
+    return dict(zip(("noise_multiplier", "noise_multiplier_max"), ends, strict=True))
+
+
+def _summarise_metrics(run: RunView) -> dict[str, Any]:
+    """Return the task, the main metric, all metrics on the test set, and the clients' main metric."""
+    main = run.metric
+    judged = [*([] if main.name == "accuracy" else [main]), *run.own_metrics]
+    return {
+        "task": run.fact("task", "classification"),
+        "metric": main.name,
+        "metrics": {metric.name: run.last(metric.test_key) for metric in run.metrics},
+        **{key: run.last(key) for one in judged for key in map(one.client_key, ("mean", "decile", "worst"))},
+        **({"best": run.fact("best")} if run.fact("best") else {}),
+    }
+
+
+def _summarise_clusters(run: RunView) -> dict[str, Any]:
+    """Return the run's clusters; purity and the minority need the true clusters, which only simulations know."""
+    facts = run.fact("clusters")
+    if facts is None:
+        return {}
+    last = (run.rounds[-1].get("clusters") if run.rounds else None) or {}
+    own = {"purity": last.get("purity"), "minority_accuracy": run.last("minority_accuracy")}
+    if run.metric.name != "accuracy":
+        own[f"minority_{run.metric.name}"] = run.last(f"minority_{run.metric.name}")
+    return {"clusters": {"count": facts["count"], "mss": facts["mss"]} | own}

@@ -1,6 +1,5 @@
 """Report sections: settings and ledger seal, clients, load, overlapping groups."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.apps.report.chart import Bars, Tick, bar_chart, nice_step
-from sightline.apps.report.elements import (
-    Content,
-    Section,
-    format_count,
-    format_number,
-    format_plural,
-    format_short,
-    format_upper,
-)
+from sightline.apps.report.guarantee import pair_attack
 from sightline.apps.report.matrix import draw_heat
-from sightline.apps.report.run_view import RunView
+from sightline.apps.report.run_view import Content, RunView, Section
 from sightline.errors import invalid
 from sightline.events import Unit
+from sightline.formatting import format_count, format_number, format_plural, format_short, format_upper
 from sightline.ledger import LedgerPairs, ledger_pairs, write_parties
 from sightline.ledger.group_pairs import Route, group_alike, next_hops, trace_routes
 from sightline.ledger.group_privacy import Answer, spread_over
@@ -42,9 +34,9 @@ def settings_content(run: RunView) -> Content:
     """Return lists of facts, the resolved file, the versions, and the head of the hash chain."""
     return {
         "lists": [
-            ("Training", _shown_facts(training_facts(run))),
-            ("Privacy", _shown_facts(privacy_facts(run))),
-            ("Machine", _shown_facts(machine_facts(run))),
+            ("Training", shown_facts(training_facts(run))),
+            ("Privacy", shown_facts(privacy_facts(run))),
+            ("Machine", shown_facts(machine_facts(run))),
         ],
         "settings": run.settings,
         "head": run.head,
@@ -60,6 +52,7 @@ def training_facts(run: RunView) -> dict[str, Any]:
         "data": run.fact("source"),
         "examples are": run.fact("kind"),
         "classes": run.fact("classes"),
+        "names of classes": run.fact("class_names"),
         "model": run.fact("model"),
         "parameters": run.fact("parameters"),
         "algorithm": run.fact("algorithm"),
@@ -97,7 +90,8 @@ def machine_facts(run: RunView) -> dict[str, Any]:
     }
 
 
-def _shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts that are known, as text."""
     return [(name, setting_text(value)) for name, value in facts.items() if value is not None and value != {}]
 
 
@@ -217,7 +211,7 @@ def _use_chart(spread: UseSpread, members: int, who: str, scheduled: bool) -> Ba
         for use, height in zip(uses, heights, strict=True)
     ]
     every = -(-len(uses) // 8)
-    labels = [Tick(place + 0.5, str(uses[place])) for place in range(0, len(uses), every)]
+    labels = [Tick(index + 0.5, str(uses[index])) for index in range(0, len(uses), every)]
     title = f"Expected number of {who}s by how often " + (
         "Poisson sampling at the same rate would use them" if scheduled else "they are used"
     )
@@ -247,13 +241,13 @@ CLIENTS_SECTION = Section("clients", "Clients", clients_content)
 
 def clients_figures(run: RunView, sizes: Sequence[int], rejected: int) -> list[tuple[str, str]]:
     """Return the name and number of each fact."""
-    found = [("Clients", format_count(run.fact("clients", len(sizes))))]
+    facts = [("Clients", format_count(run.fact("clients", len(sizes))))]
     if sizes:
         middle = median(sizes)
-        found += [("Training examples", format_count(sum(sizes))), ("Smallest", format_count(min(sizes)))]
-        found += [("Median", format_count(middle) if middle == int(middle) else format_number(middle, 4))]
-        found += [("Largest", format_count(max(sizes)))]
-    return [*found, ("Rejected updates", format_count(rejected))]
+        facts += [("Training examples", format_count(sum(sizes))), ("Smallest", format_count(min(sizes)))]
+        facts += [("Median", format_count(middle) if middle == int(middle) else format_number(middle, 4))]
+        facts += [("Largest", format_count(max(sizes)))]
+    return [*facts, ("Rejected updates", format_count(rejected))]
 
 
 def sizes_chart(sizes: Sequence[int]) -> Bars:
@@ -276,12 +270,12 @@ def _size_histogram(sizes: Sequence[int]) -> Bars:
     heights = [0.0] * ((high - start) // width + 1)
     for size in sizes:
         heights[(size - start) // width] += 1
-    bins = [(start + place * width, start + (place + 1) * width - 1) for place in range(len(heights))]
+    bins = [(start + index * width, start + (index + 1) * width - 1) for index in range(len(heights))]
     words = [
         f"{a:,}–{b:,} examples: {format_plural(int(n), 'client')}" for (a, b), n in zip(bins, heights, strict=True)
     ]
     every = -(-len(bins) // 5)
-    labels = [Tick(place, f"{bins[place][0]:,}") for place in range(0, len(bins), every)]
+    labels = [Tick(index, f"{bins[index][0]:,}") for index in range(0, len(bins), every)]
     title = "Clients by number of training examples"
     return bar_chart("sizes", title, heights, words, labels=labels, x="training examples", y="clients")
 
@@ -371,19 +365,6 @@ MOST = 48
 """Up to this many distinct memberships, every cell names the paths by which releases got through."""
 MAPPED = 200
 """More distinct memberships than this are not drawn."""
-SIZE = 480
-"""Height and width of the drawing, in its own units."""
-
-
-@dataclass(frozen=True)
-class Square:
-    """One cell: position, shade and text."""
-
-    x: float
-    y: float
-    side: float
-    shade: str
-    words: str
 
 
 def groups_content(run: RunView) -> Content | None:
@@ -393,25 +374,21 @@ def groups_content(run: RunView) -> Content | None:
         return None
     names = [client_name(n) for n in range(int(run.fact("clients", 0)))]
     number = len(group_alike(run.ledger, names))
-    about: Content = {"few": number <= MOST, "classes": format_plural(number, "different membership"), "map": None}
+    about: Content = {
+        "classes": format_plural(number, "different membership"),
+        "delta": format_short(run.delta) if run.delta else "",
+        "who": run.who,
+        "map": None,
+    }
     if not number or number > MAPPED:
-        return about | {"few": False}
+        return about
     pairs = ledger_pairs(run.ledger, names)
     epsilons = [[_pair_epsilon(run, pairs, n, i) for i in range(len(row))] for n, row in enumerate(pairs.compositions)]
-    if number > MOST:
-        words = [write_parties(frozenset(some)) for some in pairs.classes]
-        return about | {"map": draw_heat(epsilons, words, words)}
-    top = max((value for row in epsilons for value in row if value is not None and math.isfinite(value)), default=0.0)
-    squares = _draw_squares(run, pairs, epsilons, top)
-    return about | {
-        "size": SIZE,
-        "squares": squares,
-        "across": len(pairs.classes),
-        "data": {"words": [square.words for square in squares], "across": len(pairs.classes)},
-        "least": "0",
-        "most": format_upper(top),
-        "worst": max(squares, key=lambda square: float(square.shade)).words,
-    }
+    words = [write_parties(frozenset(some)) for some in pairs.classes]
+    heat = draw_heat(epsilons, words, words)
+    if number <= MOST:
+        heat["data"] |= {"phrases": _pair_phrases(run, pairs, epsilons), "cells": list(range(number * number))}
+    return about | {"map": heat}
 
 
 GROUPS_SECTION = Section("groups", "Every pair of workers", groups_content)
@@ -422,21 +399,17 @@ def _pair_epsilon(run: RunView, pairs: LedgerPairs, subject: int, observer: int)
     return None if composed is None else run.epsilon_of(frozenset(composed.items()))
 
 
-def _draw_squares(
-    run: RunView, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]], top: float
-) -> list[Square]:
-    side = SIZE / len(pairs.classes)
-    found = []
+def _pair_phrases(run: RunView, pairs: LedgerPairs, epsilons: Sequence[Sequence[float | None]]) -> list[str]:
+    phrases = []
     # One search per observer class, shared by all subjects: members of a class see the same releases.
     hops = [next_hops(run.ledger, names[0]) for names in pairs.classes]
     for n, row in enumerate(epsilons):
         for i, value in enumerate(row):
             subject = next((name for name in pairs.classes[n] if name != pairs.classes[i][0]), "")
             ways = trace_routes(run.ledger, subject, hops[i]) if subject else []
-            words = _pair_words(pairs.classes[n], pairs.classes[i], value, ways)
-            shade = 0.0 if value is None else min(1.0, value / top) if top else 0.0
-            found.append(Square(round(i * side, 2), round(n * side, 2), round(side, 2), f"{shade:.3f}", words))
-    return found
+            attack = pair_attack(run, frozenset((pairs.compositions[n][i] or {}).items()))
+            phrases.append(f"{_pair_words(pairs.classes[n], pairs.classes[i], value, ways)} {attack}".rstrip())
+    return phrases
 
 
 def _pair_words(subjects: Sequence[str], observers: Sequence[str], epsilon: float | None, ways: Sequence[Route]) -> str:

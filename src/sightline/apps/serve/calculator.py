@@ -13,12 +13,12 @@ from sightline import accounting
 from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
 from sightline.accounting.schemes import Picture
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
-from sightline.apps.report.elements import format_short, format_upper
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.events import with_known_coins
+from sightline.formatting import format_short, format_upper
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ def comparison_lines(family: SchemeFamily, numbers: Numbers) -> dict[str, tuple[
     """Return what the calculator compares, by name; the scheme comes first."""
     complete = family.complete_numbers(numbers)
     scheme = family.make(**complete)
-    found = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}
+    lines = {"this scheme": (scheme, Accountant.PLD), "by RDP": (scheme, Accountant.RDP)}
     if family.matched_poisson is not None:
         rate, steps = family.matched_poisson(complete)
         plain = accounting.poisson(noise=numbers["noise"], rate=min(1.0, rate), steps=int(steps))
-        found["Poisson sampling"] = (plain, Accountant.PLD)
+        lines["Poisson sampling"] = (plain, Accountant.PLD)
     if (known := known_sampling(scheme)).events != scheme.events:
-        found["no amplification"] = (known, Accountant.PLD)
-    return found
+        lines["no amplification"] = (known, Accountant.PLD)
+    return lines
 
 
 POINTS = (7, 0, 14, 3, 11, 1, 5, 9, 13, 2, 4, 6, 8, 10, 12)
@@ -242,11 +242,11 @@ def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> floa
 
 def epsilon_rows(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """Return name, epsilon, its text, and its length relative to the longest."""
-    found = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(family, numbers).items()}
-    top = max([value for value in found.values() if math.isfinite(value)], default=1.0)
+    epsilons = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(family, numbers).items()}
+    top = max([value for value in epsilons.values() if math.isfinite(value)], default=1.0)
     return [
         {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
-        for name, value in found.items()
+        for name, value in epsilons.items()
     ]
 
 
@@ -275,17 +275,17 @@ def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[d
     """
     # Processor time of this thread: on a busy machine the wall clock would cut the search short.
     begun = time.thread_time()
-    found: dict[str, float | None] = dict.fromkeys(comparison_lines(family, _with_noise(numbers, 1.0)))
+    noises: dict[str, float | None] = dict.fromkeys(comparison_lines(family, _with_noise(numbers, 1.0)))
     # The scheme itself first, RDP last: if time runs out, the least important line is missing.
-    for name in sorted(found, key=lambda name: (name != "this scheme", name == "by RDP")):
+    for name in sorted(noises, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
-            found[name] = least_noise(family, numbers, name, delta)
-    top = max(value for value in found.values() if value)
+            noises[name] = least_noise(family, numbers, name, delta)
+    top = max(value for value in noises.values() if value)
     return [
         {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
         if value
         else {"name": name, "noise": None, "words": "–", "share": "0"}
-        for name, value in found.items()
+        for name, value in noises.items()
     ]
 
 
@@ -316,10 +316,10 @@ def epsilon_curve(family: SchemeFamily, numbers: Numbers, delta: float, against:
     """Return the chart of epsilon around the chosen noise or number of steps."""
     drawn_by = {one.name: one for one in family_knobs(family) if one.name in ("noise", "steps")}
     knob = drawn_by.get(against, drawn_by["noise"])
-    xs, found = _curve_points(family, numbers, delta, knob)
+    xs, curves = _curve_points(family, numbers, delta, knob)
     # The chart is drawn in logarithms, but a label must show the computed epsilon rounded up, not 10^log.
-    exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in found.values() for v in row if v)}
-    logs = {name: [math.log10(value) if value else None for value in row] for name, row in found.items()}
+    exact: dict[float, float] = {math.log10(v): v for v in sorted(v for row in curves.values() for v in row if v)}
+    logs = {name: [math.log10(value) if value else None for value in row] for name, row in curves.items()}
     axis = Axis("epsilon", tick=_tick_word, value=lambda log: format_upper(exact.get(log, 10**log), digits=4))
     title = f"Epsilon by {knob.name}, logarithmic"
     x_axis = Axis(knob.label, tick=lambda x: format_short(x, 4), value=lambda x: f"{knob.name} {format_short(x, 4)}")
@@ -341,13 +341,13 @@ def _curve_points(
     # A schedule cannot use a member more often than it has steps.
     if knob.name == "steps" and "uses" in numbers:
         low = max(low, numbers["uses"])
-    grid = [low * (high / low) ** (place / (len(POINTS) - 1)) for place in range(len(POINTS))]
+    grid = [low * (high / low) ** (index / (len(POINTS) - 1)) for index in range(len(POINTS))]
     xs = sorted({round(x) if knob.whole else float(f"{x:.4g}") for x in grid})
-    found: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(family, numbers)}
+    curves: dict[str, list[float | None]] = {name: [None] * len(xs) for name in comparison_lines(family, numbers)}
     begun = time.thread_time()
-    for place in POINTS:
-        if place < len(xs) and time.thread_time() - begun < PATIENCE:
-            lines = comparison_lines(family, {**numbers, knob.name: xs[place]})
-            for name in found.keys() & lines.keys():
-                found[name][place] = cached_epsilon(*lines[name], delta)
-    return [float(x) for x in xs], found
+    for index in POINTS:
+        if index < len(xs) and time.thread_time() - begun < PATIENCE:
+            lines = comparison_lines(family, {**numbers, knob.name: xs[index]})
+            for name in curves.keys() & lines.keys():
+                curves[name][index] = cached_epsilon(*lines[name], delta)
+    return [float(x) for x in xs], curves

@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sightline.apps.report import RunView
-from sightline.apps.report.elements import format_count, format_plural, format_short, format_upper
-from sightline.apps.report.guarantee import explain_event
+from sightline.apps.report.guarantee import pair_attack
+from sightline.apps.report.ledger_rows import explain_event
 from sightline.apps.report.matrix import cell_phrase, draw_heat
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
+from sightline.formatting import format_count, format_plural, format_short, format_upper
 from sightline.ledger import Composition, write_parties
 from sightline.ledger.group_pairs import Route, group_alike, next_hops, trace_routes
 
@@ -57,16 +58,16 @@ class PairClasses:
     @cached_property
     def subjects(self) -> list[int]:
         """Classes about which something was released."""
-        return [place for place, one in enumerate(self.classes) if one.subject]
+        return [index for index, one in enumerate(self.classes) if one.subject]
 
     @cached_property
     def observers(self) -> list[int]:
         """Classes that saw something."""
-        return [place for place, one in enumerate(self.classes) if one.observer]
+        return [index for index, one in enumerate(self.classes) if one.observer]
 
     @cached_property
     def _class_of(self) -> dict[str, int]:
-        return {name: place for place, one in enumerate(self.classes) for name in one.names}
+        return {name: index for index, one in enumerate(self.classes) for name in one.names}
 
     def class_of(self, name: str) -> int | None:
         """Return the class of a participant."""
@@ -93,9 +94,9 @@ class PairClasses:
         # One member stands for its class: every release treats the members alike.
         seen = self.classes[observer].names[0]
         others = {n: self.classes[n].other_than(seen) for n in subjects}
-        found = self.run.ledger.passing_view(seen).compositions_of(frozenset(filter(None, others.values())))
+        compositions = self.run.ledger.passing_view(seen).compositions_of(frozenset(filter(None, others.values())))
         for n, other in others.items():
-            self._known[n, observer] = None if other is None else epsilon_of(self.run, found[other])
+            self._known[n, observer] = None if other is None else epsilon_of(self.run, compositions[other])
 
 
 def pair_classes(run: RunView) -> PairClasses:
@@ -106,11 +107,11 @@ def pair_classes(run: RunView) -> PairClasses:
     )
     trusted = frozenset(run.trusted)
     names = sorted(subjects | observers | run.ledger.participants, key=_natural_key)
-    found = [
+    classes = (
         Class(some, some[0] in subjects, some[0] in observers, not trusted.isdisjoint(some))
         for some in group_alike(run.ledger, names)
-    ]
-    return PairClasses(run, tuple(found))
+    )
+    return PairClasses(run, tuple(classes))
 
 
 def epsilon_of(run: RunView, composed: Composition) -> float:
@@ -148,6 +149,7 @@ def pair_page(site: PageServer, request: Request) -> Response:
             "subject": subject,
             "observer": observer,
             "epsilon": _pair_words(run, epsilon_of(run, composed)),
+            "attack": pair_attack(run, frozenset(composed.items())),
             "events": [f"{format_count(times)} × {explain_event(event, run.who)}" for event, times in composed.items()],
             "ways": [_way_words(way) for way in trace_routes(run.ledger, subject, hops)],
         }
@@ -205,9 +207,9 @@ class Window:
         return len(self.observers) * len(self.held.run.ledger) <= QUICK
 
 
-def matrix_window(held: PairClasses, request: Request, found: str | None) -> Window:
+def matrix_window(held: PairClasses, request: Request, name: str | None) -> Window:
     """Return the window with the participant that was searched for, or the one the query asks for."""
-    mine = held.class_of(found) if found else None
+    mine = held.class_of(name) if name else None
     return Window(held, *(_window_start(query_value(request, n), held.width, side, mine) for n, side in
                           (("row", held.subjects), ("column", held.observers))))  # fmt: skip
 
@@ -215,8 +217,8 @@ def matrix_window(held: PairClasses, request: Request, found: str | None) -> Win
 def _window_start(asked: str, width: int, side: list[int], mine: int | None) -> int:
     if mine in side and not asked:
         return side.index(mine) // width * width
-    place = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-    return min(place, max(0, len(side) - 1)) // width * width
+    start = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    return min(start, max(0, len(side) - 1)) // width * width
 
 
 def matrix_page(site: PageServer, request: Request) -> Response:
@@ -226,10 +228,10 @@ def matrix_page(site: PageServer, request: Request) -> Response:
         held = made.once("sight", lambda: pair_classes(run))
         names = list(find_named(held, q))
         view = matrix_window(held, request, names[0] if names else None)
-        place = ("window", view.row, view.column)
+        window_key = ("window", view.row, view.column)
         # A slow window is announced first, and the script asks for it with `part`; links without a script use `wait`.
-        ready = view.quick or bool({"part", "wait"} & request.query_params.keys()) or made.has(place)
-        found: dict[str, Any] = {
+        ready = view.quick or bool({"part", "wait"} & request.query_params.keys()) or made.has(window_key)
+        content: dict[str, Any] = {
             "run": id,
             "q": q,
             "delta": format_short(run.delta) if run.delta else "",
@@ -240,9 +242,9 @@ def matrix_page(site: PageServer, request: Request) -> Response:
             "matches": [about_participant(held, name) for name in names[:1]] if ready else [],
         }
         mine = held.class_of(names[0]) if names else None
-        found |= draw_window(view, made.once(place, lambda: view.values), mine) if ready else NOTHING
+        content |= draw_window(view, made.once(window_key, lambda: view.values), mine) if ready else NOTHING
         title = f"Who learns what in {run.name}"
-    return site.draw(request, "matrix.html", title, **found)
+    return site.draw(request, "matrix.html", title, **content)
 
 
 def draw_window(view: Window, values: list[list[float | None]], mine: int | None) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def matrix_api(site: PageServer, request: Request) -> Response:
     with site.live.held(site.runs_folder.directory(query_value(request, "run"))) as (run, made):
         held = made.once("sight", lambda: pair_classes(run))
         view = matrix_window(held, request, None)
-        found = {
+        content = {
             "subjects": [held.classes[n].words for n in view.subjects],
             "observers": [held.classes[i].words for i in view.observers],
             "trusted": [held.classes[i].words for i in view.observers if held.classes[i].trusted],
@@ -290,7 +292,7 @@ def matrix_api(site: PageServer, request: Request) -> Response:
             "column": view.column,
             "total": [len(held.subjects), len(held.observers)],
         }
-    return json_response(replace_nonfinite(found))
+    return json_response(replace_nonfinite(content))
 
 
 def pairs_table(view: Window, values: list[list[float | None]]) -> dict[str, Any]:
@@ -329,11 +331,11 @@ def pairs_map(view: Window, values: list[list[float | None]], mine: int | None) 
     """Return every pair as a shade; `mine` is the class to mark."""
     held = view.held
     subjects, observers = ([held.classes[n] for n in side] for side in (view.subjects, view.observers))
-    found = draw_heat(values, [_short_name(one) for one in subjects], [_short_name(one) for one in observers])
-    found["data"] |= {"of": [one.names[:2] for one in subjects], "by": [one.names[0] for one in observers]}
-    found["row"] = view.subjects.index(mine) if mine in view.subjects else None
-    found["column"] = view.observers.index(mine) if mine in view.observers else None
-    return found
+    heat = draw_heat(values, [_short_name(one) for one in subjects], [_short_name(one) for one in observers])
+    heat["data"] |= {"of": [one.names[:2] for one in subjects], "by": [one.names[0] for one in observers]}
+    heat["row"] = view.subjects.index(mine) if mine in view.subjects else None
+    heat["column"] = view.observers.index(mine) if mine in view.observers else None
+    return heat
 
 
 def about_participant(held: PairClasses, name: str) -> dict[str, Any]:
@@ -363,11 +365,11 @@ def _by_kind(held: PairClasses) -> list[dict[str, Any]]:
     ]
 
 
-def _sort_pairs(held: PairClasses, found: list[tuple[int, float | None]]) -> list[dict[str, Any]]:
-    there = sorted(((value, place) for place, value in found if value is not None), key=lambda one: -one[0])
+def _sort_pairs(held: PairClasses, pairs: list[tuple[int, float | None]]) -> list[dict[str, Any]]:
+    there = sorted(((value, number) for number, value in pairs if value is not None), key=lambda one: -one[0])
     lines: list[dict[str, Any]] = [
-        {"words": held.classes[place].words, "trusted": held.classes[place].trusted, "epsilon": _epsilon_words(value)}
-        for value, place in there[:LISTED]
+        {"words": held.classes[number].words, "trusted": held.classes[number].trusted, "epsilon": _epsilon_words(value)}
+        for value, number in there[:LISTED]
     ]
     if there[LISTED:]:
         # Sorted by epsilon, so the first that is left out bounds the rest.

@@ -16,20 +16,20 @@ from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from sightline.apps.report.elements import (
-    NONE,
-    format_duration,
-    format_metric,
-    format_plural,
-    format_short,
-    format_upper,
-)
+from sightline.apps.report.guarantee import terms_words
 from sightline.apps.report.page import read_asset, template_environment
 from sightline.apps.report.run_view import UNLIKE_A_RUN, locate_error
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.run_folder import Glance, Glances, LiveRuns, NotThere, RunFolder, read_glance
 from sightline.errors import SightlineError
-from sightline.formatting import metric_named
+from sightline.formatting import (
+    NONE,
+    format_duration,
+    format_metric,
+    format_plural,
+    format_upper,
+    metric_named,
+)
 
 Page = Callable[["PageServer", Request], Response]
 
@@ -195,7 +195,7 @@ def listing_api(site: PageServer, request: Request) -> Response:
     return json_response({"runs": [one.plain() for one in filter_runs(site.runs()[0], request)]})
 
 
-def filter_runs(found: Iterable[Glance], request: Request) -> list[Glance]:
+def filter_runs(glances: Iterable[Glance], request: Request) -> list[Glance]:
     """Return the runs that match every word of `q`, and the chosen status, algorithm and unit."""
     words = query_value(request, "q").lower().split()
     wanted = {
@@ -203,7 +203,7 @@ def filter_runs(found: Iterable[Glance], request: Request) -> list[Glance]:
     }
     return [
         one
-        for one in found
+        for one in glances
         if all(word in _search_text(one) for word in words)
         and all(getattr(one, n) == value for n, value in wanted.items())
     ]
@@ -224,7 +224,7 @@ def run_row(one: Glance) -> dict[str, Any]:
         "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
         "left": progress_words(one),
         "about": [word for word in (one.algorithm, one.source, one.topology) if word],
-        "metric": metric_named(one.metric).heading,
+        "metric": f"Test {metric_named(one.metric).title}",
         "reached": format_metric(metric_named(one.metric), one.reached),
         "epsilon": epsilon_words(one),
         "note": epsilon_note(one),
@@ -233,10 +233,10 @@ def run_row(one: Glance) -> dict[str, Any]:
     }
 
 
-def _common_metric(found: Iterable[Glance]) -> str:
+def _common_metric(glances: Iterable[Glance]) -> str:
     """Return the heading of the metric column: the metric if all runs share it, otherwise "Metric"."""
-    names = {one.metric for one in found}
-    return metric_named(names.pop() if names else None).heading if len(names) < 2 else "Metric"
+    names = {one.metric for one in glances}
+    return f"Test {metric_named(names.pop() if names else None).title}" if len(names) < 2 else "Metric"
 
 
 def progress_words(one: Glance) -> str:
@@ -254,8 +254,8 @@ def epsilon_words(one: Glance) -> str:
 
 
 def epsilon_note(one: Glance) -> str:
-    """Return the delta of the shown epsilon, and how many later releases it does not include."""
+    """Return the terms of the shown epsilon, and how many later releases it does not include."""
     if one.unit == "none":
         return "no guarantee"
-    words = f"δ = {format_short(one.delta)}" if one.delta else ""
+    words = terms_words(one.unit, one.adjacency, one.delta)
     return words + (f", {format_plural(one.since, 'release')} since" if one.since else "")

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from sightline import accounting
 from sightline.accounting.schemes import CLIP_NORM
-from sightline.apps.report.elements import format_count, format_plural, format_short, format_upper
 from sightline.apps.report.matrix import ITSELF, draw_heat
 from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
 from sightline.apps.serve.guard import query_value
@@ -18,6 +17,7 @@ from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.events import Event, Gaussian, Pooled
+from sightline.formatting import format_count, format_plural, format_short, format_upper
 from sightline.ledger import write_parties
 from sightline.ledger.group_privacy import Answer, Question, answer_question
 from sightline.topology import client_name
@@ -71,9 +71,9 @@ def groups_page(site: PageServer, request: Request) -> Response:
 def groups_api(site: PageServer, request: Request) -> Response:
     """Return part of what `sightline groups --json` prints; null is infinite, or there is no observer."""
     answer = cached_answer(read_groups(request))
-    found: dict[str, Any] = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
-    found |= {"workers": answer.workers, "groups": answer.groups}
-    return json_response(replace_nonfinite(found | answer.claim.facts()))
+    facts: dict[str, Any] = {"epsilon_mean": answer.mean, "epsilon_max": answer.largest, "classes": len(answer.pairs)}
+    facts |= {"workers": answer.workers, "groups": answer.groups}
+    return json_response(replace_nonfinite(facts | answer.claim.facts()))
 
 
 def read_groups(request: Request) -> Question:
@@ -112,16 +112,16 @@ def groups_result(question: Question) -> dict[str, Any]:
     }
 
 
-def groups_bars(found: dict[str, float]) -> list[dict[str, str]]:
+def groups_bars(epsilons: dict[str, float]) -> list[dict[str, str]]:
     """Return name, text and length of every number; NaN means that there is no observer."""
-    top = max((value for value in found.values() if math.isfinite(value)), default=0.0)
+    top = max((value for value in epsilons.values() if math.isfinite(value)), default=0.0)
     return [
         {
             "name": name,
             "words": "no observer" if math.isnan(value) else format_upper(value, digits=4),
             "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
         }
-        for name, value in found.items()
+        for name, value in epsilons.items()
     ]
 
 
@@ -165,9 +165,9 @@ def tree_page(site: PageServer, request: Request) -> Response:
 def tree_api(site: PageServer, request: Request) -> Response:
     """Return the table as JSON; null is without noise."""
     numbers = read_tree(request)
-    found: dict[str, Any] = {"trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
-    found |= {"adjacency": "add_remove", "noise_relative_to": CLIP_NORM}
-    return json_response(replace_nonfinite({**numbers, **found}))
+    content: dict[str, Any] = {"trusted": tree_epsilons(numbers, True), "untrusted": tree_epsilons(numbers, False)}
+    content |= {"adjacency": "add_remove", "noise_relative_to": CLIP_NORM}
+    return json_response(replace_nonfinite({**numbers, **content}))
 
 
 def read_tree(request: Request) -> dict[str, float]:

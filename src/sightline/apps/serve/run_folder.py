@@ -91,6 +91,7 @@ class Glance:
     releases: int
     delta: float | None
     unit: str
+    adjacency: str
     algorithm: str
     source: str
     topology: str
@@ -117,21 +118,21 @@ class Glance:
 
     def plain(self) -> dict[str, Any]:
         """Return the summary as JSON; null is infinite or unknown."""
-        found: dict[str, Any] = replace_nonfinite(asdict(self) | {"left": self.left, "silent": self.silent})
-        return found
+        facts: dict[str, Any] = replace_nonfinite(asdict(self) | {"left": self.left, "silent": self.silent})
+        return facts
 
 
 def database_signature(directory: Path) -> Signature:
     """Return a value that changes whenever the database does."""
-    found = []
+    states = []
     # In write-ahead mode new rows are only in the log until a checkpoint moves them.
     for name in (DATABASE, f"{DATABASE}-wal"):
         try:
             about = (directory / name).stat()
-            found.append((about.st_mtime_ns, about.st_size))
+            states.append((about.st_mtime_ns, about.st_size))
         except FileNotFoundError:
-            found.append((0, 0))
-    return tuple(found)
+            states.append((0, 0))
+    return tuple(states)
 
 
 class Glances:
@@ -188,6 +189,7 @@ def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
         releases=record.pages.count_releases(),
         delta=None if facts.get("delta") is None else float(facts["delta"]),
         unit=str(facts.get("unit") or "none"),
+        adjacency=str(facts.get("adjacency") or ""),
         algorithm=str(facts.get("algorithm") or ""),
         source=str(facts.get("source") or ""),
         topology=str(facts.get("topology") or ""),
@@ -215,8 +217,8 @@ class Made:
         """Return the result of that key; compute it if it is missing."""
         if key not in self._held:
             self._held[key] = make()
-        found: Value = self._held[key]
-        return found
+        value: Value = self._held[key]
+        return value
 
     def has(self, key: Hashable) -> bool:
         """Return whether there is a result of that key."""

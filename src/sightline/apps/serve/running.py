@@ -7,16 +7,17 @@ from starlette.responses import Response
 
 from sightline.apps.report import RunView, render_run
 from sightline.apps.report.chart import nice_step
-from sightline.apps.report.comparison import Comparison, comparison_content, each_by_itself, group_runs
+from sightline.apps.report.comparison import Comparison, each_by_itself, group_runs
 from sightline.apps.report.comparison import plain_comparison as plain_of
-from sightline.apps.report.elements import format_count, format_plural
-from sightline.apps.report.guarantee import explain_event, holds_clear
+from sightline.apps.report.comparison_figure import comparison_content
+from sightline.apps.report.ledger_rows import explain_event, holds_clear
 from sightline.apps.report.page import section_contents
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, html_response, json_response, run_row
 from sightline.engine.record import RunRecord, replace_nonfinite
 from sightline.errors import invalid
 from sightline.events import from_json
+from sightline.formatting import format_count, format_plural
 from sightline.ledger import Pages, Row
 
 PAGE = 100
@@ -26,28 +27,28 @@ SPANS = 80
 
 def timeline_page(site: PageServer, request: Request) -> Response:
     """Return a page of the ledger."""
-    id, found = query_value(request, "run"), read_timeline(site, request)
-    rows = [release_words(row) for row in found["rows"]]
+    id, timeline = query_value(request, "run"), read_timeline(site, request)
+    rows = [release_words(row) for row in timeline["rows"]]
     return site.draw(
         request,
         "timeline.html",
         f"Ledger of {site.glance(id).name}",
         run=id,
-        **{name: found[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
-        even=pace_words(found["spans"]),
-        last=format_count(found["spans"][-1]["last"]) if found["spans"] else "",
+        **{name: timeline[name] for name in ("start", "total", "q", "round", "before", "after", "spans", "matches")},
+        even=pace_words(timeline["spans"]),
+        last=format_count(timeline["spans"][-1]["last"]) if timeline["spans"] else "",
         rows=rows,
-        broken=not all(row.whole for row in found["rows"]),
-        words=_set_words(found),
+        broken=not all(row.whole for row in timeline["rows"]),
+        words=_set_words(timeline),
     )
 
 
 def timeline_api(site: PageServer, request: Request) -> Response:
     """Return the same page as JSON: releases as they are stored."""
-    found = read_timeline(site, request)
-    rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in found["rows"]]
+    timeline = read_timeline(site, request)
+    rows = [{"id": row.id, "hash": row.hash, "whole": row.whole} | row.plain for row in timeline["rows"]]
     return json_response(
-        {"releases": rows, "total": found["total"], "before": found["before"], "after": found["after"]}
+        {"releases": rows, "total": timeline["total"], "before": timeline["before"], "after": timeline["after"]}
     )
 
 
@@ -94,16 +95,16 @@ def round_spans(pages: Pages, run: str) -> list[dict[str, Any]]:
     number, most = last // width + 1, max(held.values())
     return [
         {
-            "left": round(100 * place / number, 3),
+            "left": round(100 * index / number, 3),
             "width": round(86 / number, 3),
-            "height": round(100 * held.get(place, 0) / most, 2),
-            "round": max(1, place * width),
-            "made": held[place],
-            "last": min(last, (place + 1) * width - 1),
-            "words": _span_words(max(1, place * width), min(last, (place + 1) * width - 1), held.get(place, 0)),
+            "height": round(100 * held.get(index, 0) / most, 2),
+            "round": max(1, index * width),
+            "made": held[index],
+            "last": min(last, (index + 1) * width - 1),
+            "words": _span_words(max(1, index * width), min(last, (index + 1) * width - 1), held.get(index, 0)),
         }
-        for place in range(number)
-        if held.get(place, 0)
+        for index in range(number)
+        if held.get(index, 0)
     ]
 
 
@@ -144,10 +145,9 @@ def release_words(row: Row) -> dict[str, Any]:
     }
 
 
-def _set_words(found: dict[str, Any]) -> str:
-    if found["q"]:
-        return f"{format_count(found['matches'])} of {format_plural(found['total'], 'release')} hold “{found['q']}”"
-    return format_plural(found["total"], "release")
+def _set_words(timeline: dict[str, Any]) -> str:
+    total = format_plural(timeline["total"], "release")
+    return f"{format_count(timeline['matches'])} of {total} hold “{timeline['q']}”" if timeline["q"] else total
 
 
 LONG = 20_000
@@ -197,7 +197,7 @@ def run_api(site: PageServer, request: Request) -> Response:
     directory = site.runs_folder.directory(query_value(request, "run"))
     glance = site.glance(query_value(request, "run"))
     with site.live.held(directory) as (run, _):
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "run": query_value(request, "run"),
             "name": run.name,
             "status": run.fact("status"),
@@ -217,7 +217,7 @@ def run_api(site: PageServer, request: Request) -> Response:
             "left": glance.left,
             "silent": glance.silent,
         }
-    return json_response(replace_nonfinite(found))
+    return json_response(replace_nonfinite(content))
 
 
 MOST = 40
@@ -227,8 +227,8 @@ def comparison_page(site: PageServer, request: Request) -> Response:
     """Return the comparison of the runs in the query."""
     ids = list(dict.fromkeys(request.query_params.getlist("run")))
     together = query_value(request, "by") == "settings"
-    found = comparison_content(compare_chosen(site, ids, together)) if ids else None
-    return site.draw(request, "comparing.html", "Comparison", ids=ids, together=together, found=found)
+    content = comparison_content(compare_chosen(site, ids, together)) if ids else None
+    return site.draw(request, "comparing.html", "Comparison", ids=ids, together=together, found=content)
 
 
 def comparison_api(site: PageServer, request: Request) -> Response:
