@@ -37,22 +37,23 @@ def command() -> None:
 )
 @click.option("--K", "cohort", type=float, required=True, help="Clients per round.")
 @click.option("--lambda", "weight", type=float, required=True, help="Penalty of the free step: u = mu / (mu + lambda).")
+@click.option("--growth", type=float, default=0.0, help="lambda_m = lambda m^growth; 0.5 is Corollary 5.8.")
 @click.option("--rounds", type=int, default=80, show_default=True, help="Real rounds M.")
 @click.option("--gap", type=float, default=1.0, show_default=True, help="f(w_0) - f(w*).")
 @click.option("--move", type=float, default=1.0, show_default=True, help="h: bound on how far a real round moves.")
 @click.option("--gradient", type=float, default=1.0, show_default=True, help="d: bound on |grad f|.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def upcycled(
-    smoothness: float, dissimilarity: float, mu: float, rho: float, cohort: float, weight: float, rounds: int,
-    gap: float, move: float, gradient: float, as_json: bool,
+    smoothness: float, dissimilarity: float, mu: float, rho: float, cohort: float, weight: float,
+    growth: float, rounds: int, gap: float, move: float, gradient: float, as_json: bool,
 ) -> int:  # fmt: skip
     """C1, C2, C3 of Upcycled-FedProx (eqs. 11-13) and the bound of Theorem 5.6 (Yin et al. 2024)."""
     from papers.theory.upcycled import upcycled_bound, upcycled_constants
 
-    found = upcycled_constants(
-        smoothness=smoothness, dissimilarity=dissimilarity, mu=mu, rho=rho, cohort=cohort, weight=weight
-    )
-    bound = upcycled_bound(found, rounds=rounds, gap=gap, move=move, gradient=gradient)
+    numbers = {"smoothness": smoothness, "dissimilarity": dissimilarity, "mu": mu, "rho": rho, "cohort": cohort}
+    sequence = [upcycled_constants(**numbers, weight=weight * m**growth) for m in range(1, max(1, rounds) + 1)]
+    found = sequence[0]
+    bound = upcycled_bound(sequence, rounds=rounds, gap=gap, move=move, gradient=gradient)
     if as_json:
         shown = {"C1": found.c1, "C2": found.c2, "C3": found.c3, "u": mu / (mu + weight)}
         click.echo(json.dumps(shown | {"rounds": rounds, "converges": found.converges, "bound": bound}))
@@ -90,8 +91,10 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
     """Theorem 4.3's bound on the mean squared gradient and its terms (Lin and Brinton 2024): as printed, and corrected.
 
     As printed the first term shrinks with the step size, which no descent does; the corrected one divides by it.
+    The deviations are Lemma 4.1's: the largest in the first interval, of a device from its subnet and of a subnet from
+    the global model.
     """
-    from papers.theory.hierarchy import Hierarchy, corrected_terms, model_dispersion, published_terms
+    from papers.theory.hierarchy import Hierarchy, corrected_terms, deviation_path, model_dispersion, published_terms
 
     sizes = _read_sizes(devices, subnets)
     tree = Hierarchy(smoothness=beta, sgd_noise=sigma, between=zeta, devices=sizes, **given)
@@ -100,12 +103,14 @@ def h2fdp(beta: float, sigma: float, zeta: float, subnets: int, devices: str, as
         "a1": printed.a1, "a2": printed.a2, "b": printed.b, "bound": printed.bound,
         "a1_corrected": right.a1, "a2_corrected": right.a2, "bound_corrected": right.bound,
         "B1_squared": b1, "B2_squared": b2, "gamma": tree.step, "c2": tree.at_edges, "v2": tree.at_devices,
+        "device_deviation": max((device for device, _ in deviation_path(tree)), default=0.0),
+        "subnet_deviation": max((subnet for _, subnet in deviation_path(tree)), default=0.0),
     }  # fmt: skip
     if as_json:
         click.echo(json.dumps(shown))
         return 0
     for name, value in shown.items():
-        click.echo(f"{name:<16}{value:.6g}")
+        click.echo(f"{name:<18}{value:.6g}")
     return 0
 
 

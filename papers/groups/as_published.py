@@ -9,7 +9,7 @@ And Lemma 3, the cost of a sampled release: too large at the rate of the experim
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,6 +57,22 @@ class ConvexTraining:
     def expansion(self) -> float:
         """(1 + (1 + eta beta)^L)^2, eq. (56)."""
         return float((1 + (1 + self.learning_rate * self.smoothness) ** self.steps) ** 2)
+
+
+def as_published_plus(
+    schedule: Schedule, period: int, epochs: int, training: ConvexTraining, *, subject: int, observer: int, order: float
+) -> float:
+    """Eq. (22), Theorem 2 for DP-OGL+ and an observer outside the subject's groups: no guarantee.
+
+    An interval is one release: the recursion of eq. (21) with period 1, noise of variance S c^2 sigma^2, and S L local
+    iterations between two releases.
+    """
+    groups = schedule.eras[0].groups
+    if any(subject in group and observer in group for group in groups):
+        refuse("observer", observer, "shares a group with the subject; eq. (22) is for others", "choose another")
+    wide = replace(training, clip_norm=training.clip_norm * math.sqrt(period), steps=training.steps * period)
+    intervals = -(-(epochs - 1) // period)
+    return as_published_degradation(schedule, 1, intervals + 1, wide, subject=subject, observer=observer, order=order)
 
 
 def as_published_degradation(

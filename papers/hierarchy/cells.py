@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from sightline.accounting.published import as_published_noise
+from papers.published import h2fdp_noise
 
 DEVICES, SUBNETS, TAU, EVERY = 50, 10, 20, 5
 PER_DEVICE = {"fashion_mnist": 1200, "cifar10": 1000}
@@ -91,9 +91,9 @@ def noise_as_published(plain: dict[str, Any]) -> dict[str, Any]:
     """The same with Proposition 3.1's noise for epsilon 1, which is no guarantee."""
     clipped = clip_steps(plain, 1.0)
     examples = plain["data"]["options"]["examples"]
-    found = as_published_noise(rate=1 / examples, steps=plain["rounds"] * (TAU // EVERY), epsilon=1.0, delta=1e-5)
+    noise = h2fdp_noise(rate=1 / examples, steps=plain["rounds"] * (TAU // EVERY), epsilon=1.0, delta=1e-5)
     privacy = {name: value for name, value in clipped["privacy"].items() if name != "epsilon"}
-    return clipped | {"privacy": privacy | {"noise_multiplier": round(found.value, 6)}}
+    return clipped | {"privacy": privacy | {"noise_multiplier": round(noise, 6)}}
 
 
 def add_control(plain: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:

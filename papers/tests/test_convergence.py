@@ -75,3 +75,19 @@ def test_impossible_constants_are_refused(change):
     given = {"smoothness": 1.0, "dissimilarity": 1.0, "mu": 1.0, "rho": 1.0, "cohort": 9.0, "weight": 0.0} | change
     with pytest.raises(InvalidInput):
         upcycled_constants(**given)
+
+
+def test_corollary_5_8_falls_as_the_root_of_the_rounds():
+    """lambda_m = sqrt(m): four times the rounds halve the bound; a constant lambda leaves a floor."""
+    numbers = {"smoothness": 0.1, "dissimilarity": 1.0, "mu": 1.0, "rho": 1.0, "cohort": 100.0}
+
+    def bound(rounds, growth):
+        sequence = [upcycled_constants(**numbers, weight=m**growth) for m in range(1, rounds + 1)]
+        return upcycled_bound(sequence, rounds=rounds, gap=0.0, move=1.0, gradient=1.0)
+
+    assert bound(40_000, 0.5) / bound(10_000, 0.5) == pytest.approx(0.5, abs=0.02)
+    assert bound(40_000, 0.0) / bound(10_000, 0.0) == pytest.approx(1.0, abs=0.01)
+    fixed = upcycled_constants(**numbers, weight=1.0)
+    assert upcycled_bound(fixed, rounds=9, gap=1.0, move=1.0, gradient=1.0) == pytest.approx(
+        upcycled_bound([fixed] * 9, rounds=9, gap=1.0, move=1.0, gradient=1.0)
+    )

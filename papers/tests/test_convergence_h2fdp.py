@@ -10,6 +10,7 @@ from papers.convergence import command
 from papers.theory.hierarchy import (
     Hierarchy,
     corrected_terms,
+    deviation_path,
     model_dispersion,
     privacy_noise,
     published_terms,
@@ -119,3 +120,21 @@ def test_impossible_constants_are_refused(change):
 @pytest.mark.parametrize("words", [["--devices", "5,3"], ["--devices", "five"], ["--subnets", "0"]])
 def test_impossible_sizes_are_refused(words):
     assert isinstance(CliRunner().invoke(command, [*WORDS, *words]).exception, InvalidInput)
+
+
+def test_lemma_41_follows_its_recursion_by_hand():
+    """Two subnets, tau = 4, an aggregation after two steps: every number written out."""
+    h = Hierarchy(**PAPER | {"devices": (2.0, 4.0), "tau": 4, "local_aggregations": 2, "gamma": 0.01, "trusted": 0.25})
+    eta, beta, sigma, z = 0.01, h.smoothness, h.sgd_noise, h.noise_multiplier
+    first = eta * (2 * sigma + h.within)
+    drift = eta * (2 * beta * first + 2 * sigma + h.between)
+    spread = [(2 * z * eta * 2 * h.clip_norm) ** 2 * (0.25 / s**2 + 0.75 / s) for s in (2, 4)]
+    shared = math.sqrt(h.parameters * sum(spread)) / 2
+    one = drift
+    two = [(1 + 2 * eta * beta) * one + drift + shared + math.sqrt(h.parameters * v) for v in spread]
+    three = [(1 + eta * beta) * was + eta * beta * sum(two) / 2 + drift for was in two]
+    path = deviation_path(h)
+    assert path == [pytest.approx(row) for row in ((first, one), (0.0, max(two)), (first, max(three)))]
+    assert deviation_path(h, as_printed=True)[0][1] == pytest.approx(
+        eta * (2 * beta * first**2 + 2 * sigma + h.between)
+    )

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from papers.published import gaussian_moments, output_epsilon
 from sightline import accounting
 from sightline.accounting.moments import ORDERS, sampled_moments
-from sightline.accounting.published import gaussian_moments
 from sightline.accounting.renyi import backward_moments, forward_moments
 from sightline.events import Gaussian, Poisson, Product, Split
 from tests.oracle.accounting_quadrature import log_inverse_mean, log_moment
@@ -161,3 +161,18 @@ def test_12_a_variance_in_the_place_of_a_standard_deviation_is_too_little_noise(
     said, drawn = (accounting.gaussian(noise=noise, steps=1).epsilon(delta=1e-5) for noise in (0.8, 0.8**2))
     assert said == pytest.approx(5.68, abs=0.005)
     assert drawn == pytest.approx(7.41, abs=0.005)
+
+
+def test_one_setting_of_upcycled_has_two_printed_epsilons():
+    """Theorem 6.2 gives 1.59 / 1.40 and 0.773 / 0.683, each for its own |D| / tau; Theorem 6.3 not 7.36 / 7.25."""
+    for examples, plain, upcycled in ((19.7, 1.59, 1.40), (39.9, 0.773, 0.683)):
+        numbers = {"clip_norm": 1.0, "size": examples, "delta": 1e-5}
+        assert output_epsilon(rounds=40, noise_std=1.0, **numbers) == pytest.approx(plain, abs=0.006)
+        assert output_epsilon(rounds=20, noise_std=0.8, **numbers) == pytest.approx(upcycled, abs=0.006)
+
+    def ratio(mu):
+        """Of the plain to the upcycled epsilon of Theorem 6.3, with u1 = 1 and u2 = 1/4."""
+        return 40 * (2 * 10 * mu + 0.7) / (20 * (2 * 20 * mu + 0.7))
+
+    assert ratio(0.5) == pytest.approx(1.034, abs=5e-4)
+    assert abs(ratio(1.0) - 7.36 / 7.25) < abs(ratio(0.5) - 7.36 / 7.25)

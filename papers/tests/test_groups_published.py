@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from papers.groups.as_published import (
     alone_sum,
     as_published_count,
     as_published_degradation,
+    as_published_plus,
     mixing_factors,
     printed_sum,
 )
@@ -49,6 +51,29 @@ def test_the_printed_degradation_of_example_2():
     assert estimate(0, 2) == pytest.approx(2 * one * mu[1, 2])
     assert estimate(1, 0) == pytest.approx(5 * one)
     assert 0 < mu[1, 2] < 1
+
+
+def test_the_printed_degradation_of_dp_ogl_plus_counts_intervals():
+    """Eq. (22): no factor S, and blocks with noise of variance S c^2 sigma^2."""
+    string = constant_schedule(3, STRUCTURES["string"](3, 2))
+    wide = ConvexTraining(
+        noise_multiplier=2.0, clip_norm=0.05 * math.sqrt(2), learning_rate=0.1, smoothness=1.0, steps=4
+    )
+    mu = mixing_factors(string.eras[0].groups, 1, 4, wide, 2.0)
+    one = 2.0 / (2 * 2.0**2)
+    found = as_published_plus(string, 2, 7, TRAINING, subject=0, observer=2, order=2.0)
+    assert found == pytest.approx(one * (mu[1, 1] + mu[1, 2]))
+    with pytest.raises(Refused, match="shares a group"):
+        as_published_plus(string, 2, 7, TRAINING, subject=0, observer=1, order=2.0)
+
+
+def test_a_median_is_moved_further_than_the_noise_is_made_for():
+    """Section V-C keeps its bounds for median aggregation; noise for a mean of n updates covers c / n."""
+    clip_norm, n = 1.0, 11
+    updates = [-clip_norm] * (n // 2) + [clip_norm] * (n // 2)
+    with_worker, without = np.median([*updates, clip_norm]), np.median([*updates, -clip_norm])
+    assert abs(with_worker - without) == 2 * clip_norm
+    assert abs(np.mean([*updates, clip_norm]) - np.mean([*updates, -clip_norm])) == pytest.approx(2 * clip_norm / n)
 
 
 def test_the_published_forms_are_kept_to_where_they_are_printed():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from papers import published
 from papers.findings import Verdict
 from papers.paired import Estimate
 from papers.partitioning.claims import NOISE, list_findings
@@ -12,7 +13,6 @@ from papers.partitioning.training.__main__ import PARTS
 from papers.partitioning.training.claims import judge_regimes, noise_length, say_to_authors
 from papers.partitioning.training.page import write_page
 from sightline import accounting
-from sightline.accounting import published
 from sightline.config import parse
 
 SHARES = {"baseline": 0.0, "published": 1.0, "ours": 1.5}
@@ -113,7 +113,7 @@ def test_table_2_recomputes_with_all_users_and_a_clip_ratio(finding):
     found = published.calibrate_published(
         lambda z: published.split_moments(z, parts, 1.0, 250, unsplit_noise=z / 1.17), epsilon=8.0, delta=1e-5
     )
-    assert found.value / 25_000 * 1e4 == pytest.approx(point.published, abs=6e-4)
+    assert found / 25_000 * 1e4 == pytest.approx(point.published, abs=6e-4)
     assert point.published == pytest.approx(point.paper, abs=6e-3)
 
 

@@ -79,10 +79,19 @@ class Hierarchy:
         on, at worst by a whole step there.
         """
         segments = self.rounds * self.local_aggregations
-        steps = math.ceil(self.tau / self.local_aggregations)
-        scheme = accounting.segment(noise=1.0, steps=steps, rate=self.rate, segments=segments)
-        noise = scheme.calibrated(epsilon=self.epsilon, delta=self.delta).noise_multiplier
-        return noise * self.epsilon / (self.rate * math.sqrt(segments * math.log(1 / self.delta)))
+        return self.noise_multiplier * self.epsilon / (self.rate * math.sqrt(segments * math.log(1 / self.delta)))
+
+    @property
+    def segment(self) -> int:
+        """m: the steps from one aggregation to the next."""
+        return math.ceil(self.tau / self.local_aggregations)
+
+    @cached_property
+    def noise_multiplier(self) -> float:
+        """z: the noise that the accountant asks for, in units of the sensitivity 2 eta m G of a segment."""
+        segments = self.rounds * self.local_aggregations
+        scheme = accounting.segment(noise=1.0, steps=self.segment, rate=self.rate, segments=segments)
+        return scheme.calibrated(epsilon=self.epsilon, delta=self.delta).noise_multiplier
 
     @property
     def at_edges(self) -> float:
@@ -162,6 +171,33 @@ def model_dispersion(h: Hierarchy) -> tuple[float, float]:
     phi = [(scale * (everywhere + count * math.sqrt(h.noise_of(size))) + rest) * growth + rest for size in h.devices]
     b2 = (1 + h.step * h.smoothness) ** (2 * (h.tau - 1)) * math.fsum(value**2 for value in phi) / count
     return b1, b2
+
+
+def deviation_path(h: Hierarchy, *, as_printed: bool = False) -> list[tuple[float, float]]:
+    """Return Lemma 4.1's bounds for every step of the first interval: of a device from its subnet, and of the subnets.
+
+    The second is the largest over subnets of the root mean squared distance to the global model. Equal weights; the
+    noise is the accountant's. Equation (31) as printed adds 2 beta Z_1, a squared distance, to roots of squared
+    distances; by the triangle inequality it is 2 beta sqrt(Z_1), which is used unless `as_printed`.
+    """
+    eta, beta, count = h.step, h.smoothness, len(h.devices)
+    reach = h.noise_multiplier * 2 * eta * h.segment * h.clip_norm
+    variances = [reach**2 * (h.trusted / s**2 + (1 - h.trusted) / s) for s in h.devices]
+    widest = 0.0  # max of sqrt(Z_1) over the interval: a device drifts until its subnet aggregates
+    for _ in range(min(h.segment, h.tau) - 1):
+        widest = (1 + 2 * eta * beta) * widest + eta * (2 * h.sgd_noise + h.within)
+    drift = eta * (2 * beta * (widest**2 if as_printed else widest) + 2 * h.sgd_noise + h.between)
+    device, subnets, path = 0.0, [0.0] * count, []
+    for step in range(1, h.tau):  # the last step ends the interval
+        gathers = step % h.segment == 0
+        device = 0.0 if gathers else (1 + 2 * eta * beta) * device + eta * (2 * h.sgd_noise + h.within)  # (30)
+        shared = eta * beta * math.fsum(subnets) / count + drift
+        if gathers:
+            shared += math.sqrt(h.parameters * math.fsum(variances)) / count
+        own = [math.sqrt(h.parameters * variance) if gathers else 0.0 for variance in variances]
+        subnets = [(1 + eta * beta) * was + shared + noise for was, noise in zip(subnets, own, strict=True)]  # (31)
+        path.append((device, max(subnets)))
+    return path
 
 
 def _drift_term(h: Hierarchy) -> float:

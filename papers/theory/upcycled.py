@@ -1,6 +1,7 @@
 """The convergence constants of Upcycled-FedProx: a calculator, no part of any run (Yin et al. 2024, section 5)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sightline.errors import invalid
@@ -62,16 +63,23 @@ def upcycled_constants(
     return Constants(c1, c2, c3)
 
 
-def upcycled_bound(constants: Constants, *, rounds: int, gap: float, move: float, gradient: float) -> float | None:
+def upcycled_bound(
+    constants: Constants | Sequence[Constants], *, rounds: int, gap: float, move: float, gradient: float
+) -> float | None:
     r"""Theorem 5.6: (f(w_0) - f*) / (M C1) + C2 h d / C1 + C3 h^2 / C1, a bound on the least squared gradient norm.
 
     `move` h bounds |w_2m-1 - w_2m-2| and `gradient` d bounds |grad f| (Assumption 5.7), so that h1 <= h d and
-    h2 <= h^2 in every round. None when C1 <= 0: the theorem says nothing then.
+    h2 <= h^2 in every round. `constants` are the same in all rounds, or a sequence for rounds 1 to M, as Corollary 5.8
+    needs them: its lambda_m grows. None when C1 <= 0: the theorem says nothing then.
     """
     for name, value in (("rounds", rounds), ("gap", gap), ("move", move), ("gradient", gradient)):
         if not (math.isfinite(value) and value >= 0) or (name == "rounds" and value < 1):
             invalid(name, value, "is a number >= 0" if name != "rounds" else "is at least 1")
-    if not constants.converges:
+    sequence = [constants] * rounds if isinstance(constants, Constants) else list(constants)
+    if len(sequence) != rounds:
+        invalid("constants", len(sequence), f"rounds={rounds} need one each")
+    if not sequence[0].converges:
         return None
-    steady = constants.c2 * move * gradient + constants.c3 * move**2
-    return (gap / rounds + (rounds + 1) / rounds * steady) / constants.c1
+    # The theorem sums over m = 0..M; the free step before the first round is counted like that after it.
+    steady = sum(each.c2 * move * gradient + each.c3 * move**2 for each in (sequence[0], *sequence))
+    return (gap + steady) / (rounds * sequence[0].c1)

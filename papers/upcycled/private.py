@@ -24,11 +24,14 @@ Privacy = Callable[[bool], dict[str, Any]]
 
 
 def as_published(stds: tuple[float, float], *, coded: bool = False) -> Privacy:
-    """Models clipped to 10 and noised; the authors' code takes the square of a standard deviation for it."""
+    """Models clipped to 10 and noised with the printed amount; the ledger states the true sensitivity, 2 x 10.
+
+    The authors' code takes the square of a standard deviation for it.
+    """
 
     def privacy(upcycled: bool) -> dict[str, Any]:
         std = stds[upcycled] ** 2 if coded else stds[upcycled]
-        return {"unit": "sample", "mechanism": "output", "sensitivity": "as_published", "clip_norm": 10.0,
+        return {"unit": "sample", "mechanism": "output", "sensitivity": "clipped_model", "clip_norm": 10.0,
                 "noise_std": round(std, 6), "adjacency": "replace"}  # fmt: skip
 
     return privacy

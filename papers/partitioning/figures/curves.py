@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from papers import published
 from sightline import accounting
-from sightline.accounting import published
 from sightline.accounting.moments import ORDERS
 from sightline.accounting.renyi import forward_moments
 from sightline.events import Allocation, Gaussian
@@ -25,10 +25,10 @@ def split_noises(step_counts, parts, rate, epsilon, delta):
     baseline, paper, ours = [], [], []
     for steps in step_counts:
         baseline.append(
-            published.calibrate_published(lambda z, t=steps: published.poisson_moments(z, rate, t), **budget).value
+            published.calibrate_published(lambda z, t=steps: published.poisson_moments(z, rate, t), **budget)
         )
         paper.append(
-            published.calibrate_published(lambda z, t=steps: published.split_moments(z, parts, rate, t), **budget).value
+            published.calibrate_published(lambda z, t=steps: published.split_moments(z, parts, rate, t), **budget)
         )
         scheme = accounting.split(noise=1.0, parts=parts, rate=rate, steps=steps)
         ours.append(scheme.calibrated(**budget).noise_multiplier)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from papers import published
 from papers.partitioning.training.halves import section
 from sightline import accounting
-from sightline.accounting import published
 
 HERE = Path(__file__).parent
 SEEDS, FEW = range(5), range(3)
@@ -92,10 +92,9 @@ def noise_of(method: str, parts: int, rate: float, steps: int) -> float | None:
     if method == "ours":
         return None
     split = parts if method == "published" else 1
-    found = published.calibrate_published(
+    return published.calibrate_published(
         lambda z: published.split_moments(z, split, rate, steps, unsplit_noise=z), **TARGET
     )
-    return found.value
 
 
 def spent(parts: int, noise: float, rate: float, steps: int) -> float:
