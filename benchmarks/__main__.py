@@ -13,9 +13,7 @@ from sightline.training.machine import describe_processor
 
 BENCHMARKS = {
     "dpsgd_cnn": "private step / the fastest plain step (channels_last), 28,938-parameter CNN, batch 32, 256",
-    "dpsgd_cnn_bf16": "the same, both in bf16",
     "dpsgd_mlp": "private step / the fastest plain step, MLP 784-196-10, batch 32, 256",
-    "dpsgd_mlp_bf16": "the same, both in bf16",
     "opacus_cnn": "Opacus' best mode / ours, CNN, batch 32, 256",
     "opacus_mlp": "Opacus' best mode / ours, MLP, batch 32, 256",
     "own_encoder": "clipped sum / plain gradient, a transformer encoder of a user's own, width 128",

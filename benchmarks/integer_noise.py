@@ -8,16 +8,16 @@ import torch
 
 from benchmarks.measure import interleaved, line, medians
 from sightline.events import Adjacency
-from sightline.mechanisms.clip_and_noise import ARITHMETIC
+from sightline.mechanisms.clip_and_noise import ARITHMETIC, sum_and_noise
 
 CLIENTS, PARAMETERS = 50, 26_010
 
 
 def noisy_sum(arithmetic: str, updates: list[torch.Tensor]) -> None:
     """Clip, sum and noise once."""
-    ARITHMETIC[arithmetic](
-        updates, dimension=PARAMETERS, clip_norm=1.0, noise_multiplier=1.0, adjacency=Adjacency.ADD_REMOVE,
-        rng=np.random.default_rng(0),
+    sum_and_noise(
+        enumerate(updates), ARITHMETIC[arithmetic](PARAMETERS), clip_norm=1.0, noise_multiplier=1.0,
+        adjacency=Adjacency.ADD_REMOVE, rng=np.random.default_rng(0),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.precision`: accuracy and time of local training in bf16 beside float32, on three tasks.
+"""`python -m benchmarks.precision`: accuracy and time of local training in bf16 beside float32, on two tasks.
 
 Prints the table of docs/performance.md. Images are read from $SIGHTLINE_DATA; a seed takes some tens of seconds.
 """
@@ -32,14 +32,6 @@ TASKS: dict[str, dict[str, Any]] = {
         "local": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
         "sampling": {"clients": CLIENTS},
         "privacy": {"unit": "client", "noise_multiplier": 0.05, "clip_norm": 2.0},
-    },
-    "CNN, Fashion-MNIST, DP-SGD": {
-        "rounds": 15,
-        "data": MNIST | {"source": "fashion_mnist", "clients": 4, "train_samples": 8_000},
-        "model": {"name": "cnn_small", "activation": "tanh"},
-        "local": {"steps": 10, "batch_size": 128, "learning_rate": 4.0},
-        "sampling": {"clients": {"scheme": "full"}, "samples": {"scheme": "poisson"}},
-        "privacy": {"unit": "sample", "noise_multiplier": 0.8, "clip_norm": 0.1},
     },
 }
 PRECISIONS = ("float32", "bf16")

@@ -18,11 +18,11 @@ from sightline.training.measure_paths import MeasuredWork, choose_measured
 class PrivateSteps:
     """A call that runs CALLS private steps on the given batch and returns the seconds of one."""
 
-    def __init__(self, name: str, x: Tensor, y: Tensor, *, precision: str = "float32", **settings: object) -> None:
+    def __init__(self, name: str, x: Tensor, y: Tensor, **settings: object) -> None:
         shape = tuple(x.shape[1:])
         self.model = build_model(name, input_shape=shape, classes=10, kind=Kind.IMAGE, settings=settings)
         self.start, self.shard = self.model.init(np.random.default_rng(0)), Shard(x.numpy(), y.numpy())
-        work = LocalWork(learning_rate=0.01, precision=precision)
+        work = LocalWork(learning_rate=0.01)
         self.paths = choose_measured(MeasuredWork(self.model, work, width=len(y), private=True, clients=1))
         self.work = replace(work, paths=self.paths)
 

@@ -32,8 +32,8 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
     """Median seconds of sampling, releases on disk and worst epsilon; then the reading of the whole ledger."""
     from sightline.ledger import Ledger, SqliteStore, connect_to_write
     from sightline.mechanisms.samplers import PoissonCohorts
-    from sightline.mechanisms.schedule import Schedules
     from sightline.randomness import Purpose, Streams
+    from sightline.training.schedule import Schedules
 
     sampler, streams = PoissonCohorts(CLIENTS, RATE), Streams.from_seed(0)
     schedules = Schedules(streams)
