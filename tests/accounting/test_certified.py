@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from sightline import accounting
-from sightline.accounting import certified
+from sightline.accounting import Certificate, certified, certify_balanced
 from sightline.accounting.certified import (
     Backward,
-    Certificate,
     Forward,
     Schedule,
     SubsetSampler,
-    certify_balanced,
     choose_order,
     log_symmetric_mean,
     upper_mean,

@@ -13,20 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline import accounting
-from sightline.accounting.strategies import (
+from sightline.accounting import (
     Strategy,
     charge_stream,
     charge_turns,
-    column_norm,
     compute_errors,
     compute_sensitivity,
-    divide_by_strategy,
     error_rows,
-    invert_strategy,
-    make_buffers,
     make_strategy,
     measure_gain,
     redo_multiplier,
+)
+from sightline.accounting.strategies import (
+    column_norm,
+    divide_by_strategy,
+    invert_strategy,
+    make_buffers,
     weigh_coefficients,
 )
 from sightline.apps.cli.account import account_command as account

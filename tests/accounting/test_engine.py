@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.accounting import composition, epsilon
-from sightline.accounting.composition import (
+from sightline.accounting import epsilon, fft
+from sightline.accounting.dominating_pairs import lattice_law, mean_of_copies, native_law
+from sightline.accounting.fft import (
     Sum,
     backward_losses_of,
     compose_losses,
     forward_losses_of,
     order_for_epsilon,
 )
-from sightline.accounting.dominating_pairs import lattice_law, mean_of_copies, native_law
 from sightline.accounting.likelihood_ratio import (
     MOST_POINTS,
     Law,
@@ -182,10 +182,10 @@ def test_lower_laws_of_concentrated_ratios(event, step):
 
 
 @pytest.mark.parametrize("step", [1e-4, 1e-2, 0.3])
-@pytest.mark.parametrize("size", [1, 5000, composition.SHORT, composition.SHORT + 1])
+@pytest.mark.parametrize("size", [1, 5000, fft.SHORT, fft.SHORT + 1])
 def test_short_curves_have_the_bits_of_scipys_filter(step, size):
     from scipy.signal import lfilter
 
     gains, ratio = np.random.default_rng(size).random(size), math.exp(-step)
-    found = composition.decay_and_add(gains, ratio)
+    found = fft.decay_and_add(gains, ratio)
     assert np.array_equal(found, lfilter([1.0], [1.0, -ratio], gains))

@@ -100,7 +100,7 @@ def test_what_has_no_answer_is_one_line(line, capsys):
     [
         ("calibrate poisson --rate 1e-30 --steps 1000000000000 --epsilon 1e-8 --delta 1e-5", 1e-8),
         ("calibrate split --parts 3 --rate 0.1 --steps 100 --epsilon 1e-8 --delta 1e-5", 1e-8),
-        ("calibrate h2fdp --rate 1e-16 --steps 100 --constant 1e-300 --epsilon 8 --delta 1e-5", 8),
+        ("calibrate h2fdp --rate 1e-16 --steps 100 --epsilon 8 --delta 1e-5", 8),
         ("calibrate gaussian --steps 1000000000000 --epsilon 1e8 --delta 1e-29", 1e8),
     ],
 )

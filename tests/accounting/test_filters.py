@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr
 
 from sightline import accounting
 from sightline.accounting import GaussianBound, GaussianFilter, RenyiFilter
-from sightline.accounting.canonical import canonical_form
+from sightline.accounting.compositions import canonical_form
 from sightline.accounting.filters import (
     DeltaCurve,
     bound_delta_curve,

@@ -10,8 +10,7 @@ from sightline import accounting
 from sightline.apps.cli.account import account_command as command
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
-from sightline.ledger import Ledger, Release, export_ledger
-from sightline.ledger.release import parties
+from sightline.ledger import Ledger, Release, export_ledger, parties
 
 
 def release(time, event, audience):

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from sightline import accounting
-from sightline.accounting.composition import Sum, order_for_delta
 from sightline.accounting.dominating_pairs import native_law
+from sightline.accounting.fft import Sum, order_for_delta
 from sightline.accounting.likelihood_ratio import gaussian_delta, gaussian_epsilon
 from sightline.accounting.moments import ORDERS
 from sightline.accounting.pld import direction_epsilon, fit_lattice, forward_losses, tail_for

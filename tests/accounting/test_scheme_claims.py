@@ -7,10 +7,10 @@ import pytest
 
 from sightline import accounting, engine
 from sightline.accounting import SCHEMES
-from sightline.accounting.canonical import canonical_form
+from sightline.accounting.compositions import canonical_form
 from sightline.apps.cli.main import run_arguments
 from sightline.config import parse
-from sightline.engine.plan import plan_releases
+from sightline.engine import plan_releases
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian
 from sightline.ledger import export_ledger

@@ -46,10 +46,11 @@ def test_fedavgm(tiny, tmp_path):
     close(end.state["model"].value, naive.server_optimised(problem, start, cohorts, server, lr=LR, momentum=MOMENTUM))
 
 
-def test_fedyogi(tiny, tmp_path):
-    settings = {"server_learning_rate": 0.2, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
-    _, end, problem, start, cohorts = ran(tiny, tmp_path, "fedyogi", **settings)
-    server = naive.yogi_server(len(start), eta=0.2, beta1=0.8, beta2=0.95, tau=0.01)
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
+def test_adaptive_servers(tiny, tmp_path, name):
+    settings = {"beta1": 0.8, "tau": 0.01} | ({} if name == "fedadagrad" else {"beta2": 0.95})
+    _, end, problem, start, cohorts = ran(tiny, tmp_path, name, server_learning_rate=0.2, **settings)
+    server = naive.adaptive_server(name, len(start), eta=0.2, **settings)
     close(end.state["model"].value, naive.server_optimised(problem, start, cohorts, server, lr=LR, momentum=MOMENTUM))
 
 

@@ -8,13 +8,13 @@ import sightline
 from sightline import accounting, engine
 from sightline.algorithms import REGISTRY
 from sightline.engine import loop
-from sightline.engine.execution import effort_of, planned_schedule
+from sightline.engine.execution import planned_schedule, work_stats
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian
 from sightline.mechanisms import Cohort
 from tests.engine.test_resume import Crash, crash_in, left_behind
 
-STAR = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", "fedyogi")
+STAR = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", "fedadagrad", "fedadam", "fedyogi")
 
 
 def model(run):
@@ -114,8 +114,8 @@ def test_scaffold_counts_with_no_sizes_that_a_neighbour_need_not_have(tiny, tmp_
 def test_feddyn_counts_with_shares_of_clients_only(tiny, tmp_path):
     """No number that follows from sizes is there to be used; its own share is the cohort's."""
     setting = engine.build_experiment(tiny(**REPLACED, algorithm={"name": "feddyn"}))
-    samplers = [setting.sampler_of(channel) for channel in setting.topology.gathers]
-    stats = effort_of(setting, Cohort((0, 1)), planned_schedule(setting), samplers)
+    samplers = [setting.sampler_of(channel) for channel in setting.topology.gathering_channels]
+    stats = work_stats(setting, Cohort((0, 1)), planned_schedule(setting), samplers)
     assert stats.share == 1.0
     for name in ("steps", "most_steps"):
         with pytest.raises(Refused, match="more or fewer examples"):
@@ -140,6 +140,8 @@ def test_what_clients_keep_is_not_in_the_published_model(tiny, tmp_path):
         ({"name": "pfedme", "penalty": -1.0}, "positive"),
         ({"name": "fedyogi", "beta2": 1.0}, r"\[0, 1\)"),
         ({"name": "fedyogi", "tau": 0.0}, "positive"),
+        ({"name": "fedadam", "beta1": -0.1}, r"\[0, 1\)"),
+        ({"name": "fedadagrad", "beta2": 0.9}, "no such setting"),
         ({"name": "scaffold", "mu": 0.5}, "no such setting"),
         ({"name": "fedprox", "mu": "a"}, "finite number"),
     ],
@@ -150,5 +152,5 @@ def test_settings_are_checked(tiny, tmp_path, settings, law):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_registry_has_the_seven():
+def test_the_registry_has_them():
     assert set(STAR) <= set(REGISTRY)

@@ -28,13 +28,12 @@ class Quadratics:
     def close(self):
         pass
 
-    def train(self, cohort, starts, *, at, task, recall=None):
-        linear = None if recall is None else recall.linear_rows(cohort)
-        for place, client in enumerate(cohort):
-            start = starts if starts.dim() == 1 else starts[place]
-            row = None if linear is None else linear[place]
+    def run(self, call):
+        terms, recall = call.add_state_terms().task.terms, call.state
+        for place, client in enumerate(call.cohort):
+            start = call.starts if call.starts.dim() == 1 else call.starts[place]
             w = start.clone()
-            descent = Descent.begin(LocalWork(self.rate), task.add_linear(row), w, place)
+            descent = Descent.begin(LocalWork(self.rate), terms, w, place)
             for _ in range(self.steps[client]):
                 descent.step(w, CURVATURE[client] * (w - self.optima[client]))
             if recall is not None:

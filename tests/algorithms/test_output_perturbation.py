@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import sightline
-from sightline import accounting, engine
+from sightline import accounting
 from sightline.config import parse
 from sightline.engine.checkpoint import load_checkpoint
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
 from sightline.mechanisms.convex_solver import Regression, minimise_regression
-from sightline.mechanisms.perturbation import Bound, Facts, output_sensitivity, published_epsilon
+from sightline.mechanisms.perturbation import Bound, BoundTerms, output_sensitivity
 from sightline.randomness import Purpose, Streams
 from tests.oracle import algorithms_convex as oracle
 from tests.oracle.fedavg_naive import softmax_gradient
@@ -29,7 +29,7 @@ PROX = {"algorithm": {"name": "fedprox", "mu": 0.5}}
 
 
 def facts(adjacency, *, curvature=0.5, tolerance=1e-9):
-    return Facts(1.0, adjacency, 0.1, curvature, tolerance)
+    return BoundTerms(1.0, adjacency, 0.1, curvature, tolerance)
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
@@ -92,7 +92,7 @@ def test_the_bounds_by_hand():
     assert output_sensitivity(Bound.STRONGLY_CONVEX, 10, replace) == pytest.approx(2 * math.sqrt(2) / 5, rel=1e-6)
     assert output_sensitivity(Bound.STRONGLY_CONVEX, 10, zero) == pytest.approx(math.sqrt(2) / 5 + 4e-3)
     assert output_sensitivity(Bound.PER_SAMPLE_MEAN, 10, replace) == pytest.approx(0.02)
-    assert output_sensitivity(Bound.AS_PUBLISHED, 10, zero) == output_sensitivity(Bound.CLIPPED_MODEL, 10, zero) == 2.0
+    assert output_sensitivity(Bound.CLIPPED_MODEL, 10, zero) == 2.0
 
 
 @pytest.mark.parametrize("kind", ["clipped_model", "strongly_convex", "per_sample_mean"])
@@ -118,16 +118,6 @@ def test_the_noise_is_what_the_event_says(tiny, tmp_path):
     np.testing.assert_allclose(models[1] - models[0], 2.0 * 2.0 * noise, rtol=1e-4, atol=1e-5)
 
 
-def test_as_published_is_charged_for_what_it_is(tiny, tmp_path):
-    experiment = tiny(privacy=private("as_published", noise_multiplier=2.0), **FULL)
-    run = sightline.run(experiment, out=tmp_path / "run")
-    sizes = engine.build_experiment(experiment).federation.sizes
-    for client, size in enumerate(sizes):
-        assert run.ledger.composition(f"client-{client}", "public") == {Gaussian(2.0 * (1.0 / size) / 2.0): 4}
-    assert run.epsilon > 100 * published_epsilon(rounds=4, clip_norm=1.0, noise_std=2.0 / sizes.max(), size=int(sizes.max()), delta=1e-5)  # fmt: skip
-    assert "no guarantee" in run.report.read_text()
-
-
 def test_absolute_noise_is_the_same_for_everybody(tiny, tmp_path):
     run = sightline.run(tiny(privacy=private("clipped_model", noise_std=3.0), **FULL), out=tmp_path / "run")
     assert run.ledger.composition("client-0", "public") == {Gaussian(1.5): 4}
@@ -151,7 +141,7 @@ def test_clipped_models_go_with_every_algorithm(tiny, tmp_path):
         ({"privacy": private("strongly_convex"), "model": {"name": "mlp"}, **PROX}, "network"),
         ({"privacy": private("strongly_convex"), "algorithm": {"name": "feddyn"}}, "proximal terms only"),
         ({"privacy": private("per_sample_mean")}, "one mean of clipped"),
-        ({"privacy": private("as_published", epsilon=1.0)}, "is none"),
+        ({"privacy": private("as_published")}, 'no guarantee; .* use sensitivity = "clipped_model"'),
         ({"privacy": private("clipped_model") | {"unit": "client"}}, "single examples"),
         ({"privacy": private("clipped_model") | {"where": "server"}}, "client adds the noise"),
         ({"privacy": private("clipped_model", noise_std=1.0, epsilon=1.0)}, "given too"),

@@ -12,7 +12,7 @@ from sightline.algorithms.wrappers import Upcycle, wrap_upcycle
 from sightline.errors import InvalidInput
 from sightline.mechanisms import Public
 
-ALL = ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", "fedyogi"]
+ALL = ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", "fedadagrad", "fedadam", "fedyogi"]
 NONE = {"privacy": {"unit": "none"}}
 
 

@@ -6,10 +6,10 @@ from importlib import import_module
 import numpy as np
 import torch
 
-from sightline.mechanisms.clip_and_noise import Bounded, FloatSum, GridSum
+from sightline.mechanisms import Bounded, Schedules
+from sightline.mechanisms.clip_and_noise import FloatSum, GridSum
 from sightline.mechanisms.samplers import PoissonCohorts
-from sightline.mechanisms.schedule import Schedules
-from sightline.models.submodel import Partitions
+from sightline.models import Partitions
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
 from sightline.training.dp_sgd_settings import DPSGDSettings
@@ -37,7 +37,7 @@ def unclipped(monkeypatch):
     monkeypatch.setattr(CLIP, "clip_update", lambda update, *, clip_norm: Bounded(update, clip_norm))
     grid = import_module("sightline.mechanisms.clip_and_noise")
     monkeypatch.setattr(grid, "on_grid", lambda update, *, clip_norm: (_on_grid(update, clip_norm), False))
-    for name in ("clipping", "fast.dense_stack"):
+    for name in ("clipping", "fast.stacks"):
         training = import_module(f"sightline.training.{name}")
         monkeypatch.setattr(training, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms).float())
 
@@ -74,12 +74,12 @@ def everybody_is_sampled(monkeypatch):
     """Claims the amplification of inclusion, schedules or Poisson batches, and takes everybody, and every example."""
     monkeypatch.setattr(PoissonCohorts, "draw", lambda self, *a, **k: tuple(range(self.population)))
     monkeypatch.setattr(Schedules, "members_used", lambda self, step, allotment, *, members, **k: np.arange(members))
-    private, sums = import_module("sightline.training.dp_sgd_settings"), Simulator.gradient_sums
+    private, sums = import_module("sightline.training.dp_sgd_settings"), Simulator._sum_gradients
     monkeypatch.setattr(private, "poisson_batches", lambda examples, rate, steps, rng: iter([None] * steps))
     monkeypatch.setattr(
         Simulator,
-        "gradient_sums",
-        lambda self, *a, plans, at: sums(self, *a, plans=[replace(plan, rate=1.0) for plan in plans], at=at),
+        "_sum_gradients",
+        lambda self, call: sums(self, replace(call, plans=[replace(plan, rate=1.0) for plan in call.plans])),
     )
 
 

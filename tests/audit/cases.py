@@ -8,9 +8,8 @@ from sightline import algorithms
 from sightline.apps.audit import audit
 from sightline.apps.audit.audit import DROWNED
 from sightline.config import parse
+from sightline.mechanisms import MECHANISMS, SAMPLERS
 from sightline.mechanisms.perturbation import Bound
-from sightline.mechanisms.registry import MECHANISMS
-from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit import breaking
 from tests.laws.combinations import Combination, plain, refusal
 
@@ -72,6 +71,7 @@ def mechanisms():
         own = {"unit": "sample", "where": "client", "samples": "full" if mean else "shuffle"}
         yield f"output, {bound}", own | {"mechanism": "output", "changes": more}
     yield "objective", {"unit": "sample", "where": "client", "mechanism": "objective"}
+    yield "adaptive clipping", {"changes": {"privacy": {"adaptive_clipping": {"learning_rate": 0.5}}}}
     for place, more in {"server": {}, "client": {"where": "client"}, "edge": TREE}.items():
         yield f"integers at {place}", more | {"changes": {"privacy": {"arithmetic": "integer"}}}
         yield f"parts at {place}", more | {"split": "yes"}
@@ -126,7 +126,7 @@ PROMISES = {
 def home(algorithm, promise):
     """The combination of an algorithm with a promise where it runs, or None with the reason why it is refused."""
     why = ""
-    for place in algorithms.REGISTRY[algorithm].topologies:
+    for place in algorithms.REGISTRY[algorithm].facts.topologies:
         c = replace(Combination(**PROMISES[promise]), topology=place, algorithm=algorithm)
         why = refusal(c)
         if not why:

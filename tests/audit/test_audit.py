@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from sightline.apps.audit import audit
 from sightline.apps.audit.audit import DROWNED
+from sightline.apps.cli.audit import audit_svg
 from sightline.apps.cli.main import run_arguments, sightline
-from sightline.apps.report.audit_picture import audit_svg
 from sightline.config import parse, to_toml
 from sightline.errors import InvalidInput
 from tests.audit.breaking import (

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sightline.apps.audit.attack import (
-    bound_proportions,
-    bound_surprise,
-    epsilon_of_rates,
-    one_run_lower,
-    two_worlds_lower,
-)
+from sightline.apps.audit import one_run_lower, two_worlds_lower
+from sightline.apps.audit.attack import bound_proportions, bound_surprise, epsilon_of_rates
 
 
 def test_clopper_pearson_is_scipys():

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sightline import engine
-from sightline.apps.audit.audit import audit, audit_built, repeat_runs
+from sightline.apps.audit import audit, audit_built
+from sightline.apps.audit.audit import repeat_runs
 from sightline.apps.audit.canary_setup import AskedPair
 from sightline.apps.audit.many_canaries import for_own_model
 from sightline.apps.cli.main import run_arguments

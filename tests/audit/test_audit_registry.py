@@ -10,9 +10,8 @@ import pytest
 
 from sightline import algorithms
 from sightline.ledger.group_privacy import Question, answer_question
+from sightline.mechanisms import MECHANISMS, SAMPLERS
 from sightline.mechanisms.perturbation import Bound
-from sightline.mechanisms.registry import MECHANISMS
-from sightline.mechanisms.samplers import SAMPLERS
 from tests.audit.cases import (
     BREAKS,
     BROKEN,

@@ -76,7 +76,9 @@ def test_one_noise_a_group_and_round():
 def test_one_noise_a_trusted_edge_and_one_a_device_elsewhere():
     seen, setting = silent_run(rounds=2, topology="tree", where="edge")
     trusted = {
-        channel.name: setting.sampler_of(channel).expected for channel in setting.topology.gathers if channel.trusted
+        channel.name: setting.sampler_of(channel).expected
+        for channel in setting.topology.gathering_channels
+        if channel.trusted
     }
     sums = [value / (Z * C / trusted[source]) for (*_, source), value in seen.items() if source in trusted]
     sent = [value / (Z * C) for (*_, source), value in seen.items() if source.startswith("client")]

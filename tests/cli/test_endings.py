@@ -11,8 +11,7 @@ import pytest
 
 from sightline.apps.cli import main
 from sightline.console import RoundBar
-from sightline.engine import loop
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord, loop
 from sightline.results import Run
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +21,7 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full o
 
 KILLED = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and the command rightly leaves it so
 from sightline.apps.cli.main import main
 from sightline.engine.record import RunRecord
 kept, number = RunRecord.add_round, int(sys.argv.pop(1))

@@ -10,6 +10,7 @@ import pytest
 
 from sightline.apps.cli.main import COMMANDS, run_arguments
 from sightline.apps.cli.main import sightline as root
+from tests.loops import for_every
 
 
 def every(command: click.Command, path: tuple[str, ...] = ()):
@@ -28,7 +29,7 @@ def lines(command: click.Command) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith("sightline ")]
 
 
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
+@for_every(ALL)
 def test_its_examples_parse(path):
     shown = lines(ALL[path])
     assert any(line.split()[1 : len(path) + 1] == list(path) for line in shown), "no example of its own"

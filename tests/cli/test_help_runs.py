@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sightline.apps.cli.main import run_arguments
@@ -15,8 +16,10 @@ from tests.cli.test_help import ALL, lines
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted({line for command in ALL.values() for line in lines(command)})
-WAITING = ("sightline serve", "sightline flower site", "sightline site serve")
-"""These wait for somebody; tests of their own ask them."""
+WAITING = (
+    "sightline serve", "sightline flower site", "sightline site serve", "sightline site join", "sightline site start",
+)  # fmt: skip
+"""These wait for a browser, a server or a site; other tests run them. "serve" covers "server" too."""
 LONG = ("sightline audit", "sightline sweep", "sightline run papers", "sightline calibrate check-ins")
 
 
@@ -62,6 +65,9 @@ def desk(tmp_path_factory):
         assert run_arguments(["report", "runs/quickstart", "--ledger", "ledger.json"]) == 0
         Path("groups.json").write_text(json.dumps({"workers": 3, "groups": [[0, 1], [1, 2]]}))
         assert run_arguments(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
+        Path("st-mary").symlink_to("sites/site-0")
+        Path("experiment.toml").write_text(Path("examples/sites.toml").read_text())
+        np.savez("st-mary.npz", train_x=np.zeros((20, 64), dtype=np.float32), train_y=np.arange(20) % 10)
         Path("mynet.py").write_text(MYNET)
         sys.path.insert(0, str(place))
         yield place
@@ -86,6 +92,9 @@ def test_it_runs(desk, line, request):
     words = [word for word in words_of(line) if word != "--open"]  # somebody's browser is not ours to open
     if words[:2] == ["flower", "shards"]:
         words[3] = "other-sites"
+    if words[:2] == ["site", "init"]:
+        pytest.importorskip("cryptography")
+        words[2] = f"site-{len(list(desk.glob('site-*')))}"
     if words[:2] == ["site", "approve"]:
         words += ["--yes"]  # the owner would be asked
     if words[:2] == ["site", "revoke"]:

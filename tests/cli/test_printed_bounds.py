@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sightline.accounting import poisson
-from sightline.apps.cli.main import sightline
+from sightline.apps.cli.main import run_arguments, sightline
 
 
 def told(*words):
@@ -48,3 +48,10 @@ def test_groups_are_rounded_up():
     words = line.replace(",", "").split()
     assert float(words[words.index("workers") + 1]) >= found["epsilon_mean"]
     assert float(words[words.index("largest") + 1]) >= found["epsilon_max"]
+
+
+def test_the_constant_of_a_published_formula_is_refused_in_one_line(capsys):
+    words = "calibrate h2fdp --rate 0.05 --steps 10 --epsilon 1 --delta 1e-5 --constant 2"
+    assert run_arguments(words.split()) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "no guarantee; python -m papers.published h2fdp" in line

@@ -163,7 +163,9 @@ def test_python_on_a_terminal_shows_a_bar_unless_told_not_to(tmp_path, more, the
 
 def test_bash_completes_what_is_typed():
     shell = ["bash", "--norc", "--noprofile", "-i"]
-    typed = 'eval "$(sightline completion bash)"\nsightline acc\tpois\t--he\t\nexit\n'
+    typed = 'eval "$(sightline completion bash)"\nsightline acc\tpois\t--he\t\n'
+    typed += "sightline run no.toml --set privacy.adj\trep\t--set privacy.unit=s\t\nexit\n"
     text = on_a_terminal(shell, keys=typed, PS1="> ")
     assert "sightline account poisson --help" in CONTROL.sub("", text)
+    assert "sightline run no.toml --set privacy.adjacency=replace --set privacy.unit=sample" in CONTROL.sub("", text)
     assert "Each step uses each subject with a probability" in text

@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
+from sightline.algorithms import REGISTRY
+from sightline.apps.cli.new import experiment_text
+from sightline.config import parse, read
 from tests.commands import command
 
 ROOT = Path(__file__).parents[2]
@@ -187,3 +191,149 @@ def test_every_command_explains_itself(name, tmp_path):
     done = command(name, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "--json" in done.stdout
+
+
+PLANNED = {
+    "quickstart": ["rounds=3"],
+    "hierarchy": ["rounds=3"],
+    "clustered": ["rounds=4"],
+    "overlapping-groups": ["rounds=21", "topology.period=20"],
+    "sample-level": ["rounds=2"],
+    "graph": ["rounds=9"],
+    "hospitals": ["rounds=2"],
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_plan_says_what_the_run_will_cost(name, tmp_path):
+    """Oracle: the run itself. Against no kind of observer may the plan promise more than the run keeps."""
+    words = [
+        "run",
+        str(ROOT / "examples" / f"{name}.toml"),
+        *(part for key in PLANNED[name] for part in ("--set", key)),
+    ]
+    plan = json.loads(command(*words, "--plan", "--json", cwd=tmp_path).stdout)
+    assert list(tmp_path.iterdir()) == []
+    done = json.loads(command(*words, "--json", cwd=tmp_path).stdout)
+    assert plan["observers"].keys() == done["observers"].keys()
+    for kind, spent in done["observers"].items():
+        assert plan["observers"][kind] >= spent - 1e-9, kind
+    assert plan["epsilon"] == pytest.approx(done["epsilon"], rel=1e-6)
+    for key in ("noise_multiplier", "noise_multiplier_max"):
+        assert plan[key] == done[key]
+    assert plan["trusted"] == done["trusted"]
+    assert plan["uplink_floats"] == pytest.approx(done["uplink_floats"], rel=0.2)
+    assert plan["seconds"] > 0
+
+
+def test_a_plan_is_readable_and_makes_no_run(tmp_path):
+    done = command("run", QUICKSTART, "--plan", cwd=tmp_path)
+    for words in ("noise multiplier", "against other clients", "against public", "traffic", "roughly", "server"):
+        assert words in done.stdout
+    assert "nothing is promised" in command("run", QUICKSTART, "--plan", "--set", 'privacy={unit="none"}').stdout
+    budget = command("run", QUICKSTART, "--plan", "--set", "privacy.stop_at_epsilon=1")
+    assert "stop_at_epsilon = 1 ends the run before its last round" in " ".join(budget.stdout.split())
+    refused = command("run", QUICKSTART, "--plan", "--out", "here", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--plan=True: a plan makes no run directory" in refused.stderr
+    assert "a plan trains nothing" in command("run", QUICKSTART, "--plan", "--verify", "2", cwd=tmp_path).stderr
+    assert "dropped model.hidden" in command("run", QUICKSTART, "--plan", "--set", "model.name=linear").stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+HINTS = {
+    ("--epsilon", "4"): "--epsilon=4: no such option, but a key of the experiment; write --set privacy.epsilon=4",
+    ("--noise-multiplier=2",): "write --set privacy.noise_multiplier=2",
+    ("--set", "epsilon=4"): "epsilon=4: unknown key; did you mean privacy.epsilon?",
+    ("--set", "data.batch_size=4"): "did you mean local.batch_size?",
+    ("--bogus",): "see sightline run --help",
+}
+
+
+@pytest.mark.parametrize("words", HINTS)
+def test_a_key_in_the_wrong_place_is_pointed_at(words, tmp_path):
+    done = command("run", QUICKSTART, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert HINTS[words] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_model_drops_the_settings_of_the_old_one(tmp_path):
+    words = ("run", QUICKSTART, "--set", "rounds=1")
+    done = command(*words, "--set", "model.name=linear", "--json", "--out", "a", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--set model.name=linear: dropped model.hidden, which belonged to the model mlp" in done.stderr
+    # What is given beside the new name, before or after it, stays.
+    other = command(*words, "--set", "model.activation=tanh", "--set", "model.name=cnn", "--out", "b", cwd=tmp_path)
+    assert other.returncode == 0, other.stderr
+    assert 'activation = "tanh"' in (tmp_path / "b" / "config.toml").read_text()
+    same = command(*words, "--set", "model.name=mlp", "--out", "c", cwd=tmp_path)
+    assert "dropped" not in same.stderr
+
+
+def test_a_file_without_privacy_is_told_once_that_nothing_is_promised(tmp_path):
+    (tmp_path / "plain.toml").write_text('rounds = 1\n[data]\nclients = 3\n[model]\nname = "linear"\n')
+    done = command("run", "plain.toml", cwd=tmp_path)
+    assert done.stderr.count("no [privacy]: nothing is promised") == 1
+    assert "no [privacy]" not in command("run", "plain.toml", "--set", "privacy.unit=none", cwd=tmp_path).stderr
+
+
+def test_a_shell_completes_keys_and_values(tmp_path):
+    def completed(word):
+        return started(cwd=tmp_path, _SIGHTLINE_COMPLETE="bash_complete", COMP_WORDS=f"sightline run x.toml --set {word}",
+                       COMP_CWORD="4").stdout.split()  # fmt: skip
+
+    assert completed("privacy.eps") == ["plain,privacy.epsilon="]
+    assert completed("privacy.unit=") == [
+        "plain,privacy.unit=client",
+        "plain,privacy.unit=sample",
+        "plain,privacy.unit=none",
+    ]
+
+
+def test_a_new_file_runs_as_it_stands(tmp_path):
+    done = command("new", "mine.toml", "--topology", "tree", "--algorithm", "h2fdp", "--epsilon", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sightline run mine.toml --plan" in done.stdout
+    text = (tmp_path / "mine.toml").read_text()
+    assert "local_aggregation = 5    # steps from one aggregation to the next: one number" in text
+    plan = json.loads(command("run", "mine.toml", "--plan", "--json", cwd=tmp_path).stdout)
+    assert (plan["algorithm"], plan["topology"], plan["unit"]) == ("h2fdp", "tree", "client")
+    run = json.loads(command("run", "mine.toml", "--json", "--set", "rounds=2", cwd=tmp_path).stdout)
+    assert 2.99 < run["epsilon"] <= 3
+    again = command("new", "mine.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "file=mine.toml: exists and is not overwritten" in again.stderr
+    assert (tmp_path / "mine.toml").read_text() == text
+
+
+@pytest.mark.parametrize("file", ["a\nb = 3\n#.toml", "\N{GRINNING FACE}.toml", 'q"x y.toml', "..toml"])
+def test_any_file_name_gives_a_valid_experiment(file, tmp_path):
+    done = command("new", file, "--unit", "none", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / file).privacy.unit == "none"
+
+
+@pytest.mark.parametrize("algorithm", [name for name in REGISTRY if name != "hfl"])
+def test_every_algorithm_has_a_new_file(algorithm):
+    experiment = parse(tomllib.loads(experiment_text(Path("mine.toml"), algorithm=algorithm)))
+    assert experiment.algorithm.name == algorithm
+    assert experiment.privacy.unit != "none"
+    assert experiment.privacy.epsilon == 8
+
+
+NO_FILE = {
+    ("--algorithm", "h2fpd"): '--algorithm=h2fpd: no such algorithm; did you mean "h2fdp"?',
+    ("--algorithm", "h2fdp", "--topology", "star"): "--topology=star: h2fdp does not run on it; use tree",
+    ("--algorithm", "hfl"): "privacy.unit=client: hfl is hierarchical averaging without privacy",
+    ("--unit", "none", "--epsilon", "2"): "--epsilon=2.0: unit none promises nothing",
+    ("--algorithm", "pfedme", "--unit", "sample"): "privacy.unit=sample: pfedme",
+}
+
+
+@pytest.mark.parametrize("words", NO_FILE)
+def test_no_file_is_written_that_would_not_run(words, tmp_path):
+    done = command("new", "mine.toml", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert NO_FILE[words] in done.stderr
+    assert list(tmp_path.iterdir()) == []

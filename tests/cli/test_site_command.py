@@ -111,7 +111,7 @@ def test_a_lost_file_is_one_line_at_every_command(desk, capsys):
         assert run_arguments(["site", *words]) == 2
         said = capsys.readouterr().err.strip()
         assert "state=lifetime.sqlite: it holds no reservation of approval" in said
-        assert said.endswith("bring the newest state/ back whole; without it this site stays closed")
+        assert said.endswith("restore the newest state/ as a whole; without it this site stays closed")
         assert "\n" not in said
 
 
@@ -128,7 +128,7 @@ def test_only_a_signature_of_a_known_key_under_this_very_experiment(desk, capsys
     policy.write_text(policy.read_text() + f'known_keys = ["{known}"]\nrequire_signature = true\n')
     approve = ["site", "approve", "mine.toml", "--site", "sites/site-2", "--yes"]
     assert run_arguments(approve) == 2
-    assert "signed experiments only" in capsys.readouterr().err
+    assert "only signed experiments" in capsys.readouterr().err
     for name, words in {
         "stranger": ["mine.toml", "--key", "other.key"],
         "changed": ["mine.toml", "--key", "known.key", "--set", "rounds=3"],

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.config import Data, Features, parse, read, to_toml
+from sightline.data import Kind, load_federation
 from sightline.data import features as module
-from sightline.data import load_federation
 from sightline.data.features import (
     Normalisation,
     cached_features,
@@ -21,7 +21,6 @@ from sightline.data.features import (
     transform_table,
     whitening_matrix,
 )
-from sightline.data.federation import Kind
 from sightline.data.source import Scale, Table
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from sightline.config import Data
-from sightline.data import Client, Federation, Kind, Shard, load_federation, read_given
+from sightline.data import Client, Federation, Kind, Shard, deal_given, load_federation, read_given, settle_data
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams
 
@@ -53,8 +53,9 @@ def write_csv(path: Path, x: Any, y: Any, columns: tuple[str, ...] = ("a", "b", 
 
 def deal(data: Any, test: Any = None, *, seed: int = 0, **settings: Any) -> Federation:
     given = read_given(data, test, settings.get("options", {}))
-    settings = {"source": "python", "partition": "natural", "clients": len(given), "classes": 3} | settings
-    return given.deal(Data(**settings), Streams.from_seed(seed))
+    said = Data(**({"classes": 3} | settings))
+    settled = said.model_copy(update=settle_data(said, given, "classification"))
+    return deal_given(given, settled, Streams.from_seed(seed))
 
 
 def same(first: Federation, second: Federation) -> None:
@@ -253,10 +254,10 @@ class Failing(Items):
 
 BAD = {
     "nothing": ([], {}, "it names no client"),
-    "one array": (np.ones((3, 2)), {}, "it does not say whose examples"),
-    "one data set": (Items(*TEST), {}, "it does not say whose examples"),
-    "one pair": (TEST, {}, "it does not say whose examples"),
-    "a table without clients": (Table(a=[1], label=[0]), {}, "a table with a column 'client'"),
+    "one array": (np.ones((3, 2)), {}, "data is a ndarray, not (x, y)"),
+    "one data set": (Items(*TEST), {}, "nothing says whose examples they are"),
+    "one pair": (TEST, {}, 'data.partition = "dirichlet"'),
+    "a table without clients": (Table(a=[1], label=[0]), {}, 'a table with a column "client"'),
     "three parts": ([(1, 2, 3)], {}, "client 0 has 3 parts"),
     "a number": ([4], {}, "client 0 is a int"),
     "an array for a client": ([np.ones((3, 2))], {}, "client 0 is a ndarray"),
@@ -265,7 +266,7 @@ BAD = {
     "ragged": ([([[1, 2], [3]], [0, 1])], {}, "client 0"),
     "not finite": ([(np.full((2, 2), np.nan), [0, 1])], {}, "NaN"),
     "labels too large": ([(np.ones((2, 2)), [0, 3])], {}, "data.classes=3"),
-    "words for labels": ([(np.ones((2, 2)), ["a", "b"])], {}, "labels are"),
+    "words for labels": ([(np.ones((2, 2)), ["a", "b"])], {}, "classes = ["),
     "no examples": ([(np.ones((0, 2)), np.zeros(0, int))], {}, "no training example"),
     "other shapes": ([(np.ones((2, 2)), [0, 1]), (np.ones((2, 3)), [0, 1])], {}, "all inputs have one shape"),
     "other split": ({"train": CLIENTS, "validation": CLIENTS}, {}, "validation"),
@@ -276,14 +277,14 @@ BAD = {
     "unknown label": ([Table(a=[1.0], label=[0])], {"label": "lable"}, "did you mean"),
     "unknown input": ([Table(a=[1.0], label=[0])], {"inputs": ["z"]}, "no such column"),
     "other columns": ([Table(a=[1.0], label=[0]), Table(b=[1.0], label=[0])], {}, "not all clients have this column"),
-    "words": ([Table(a=["x"], label=[0])], {}, "not one number a row"),
+    "words": ([Table(a=["x"], label=[0])], {}, "a: client 0: this column holds text or gaps, not numbers (row 0: 'x')"),
     "many clients a row": (Table(a=[1.0], label=[0], client=[[1, 2]]), {}, "several clients"),
     "a row of no client": (Table(a=[1.0, 2.0], label=[0, 1], client=[1.0, np.nan]), {}, "fill every row alike"),
     "clients of two kinds": (Table(a=[1.0, 2.0], label=[0, 1], client=np.array(["a", 1], object)), {}, "fill every"),
     "unknown option": (CLIENTS, {"drift": 1}, "not an option of data="),
     "option of another type": (CLIENTS, {"label": 3}, "names a column"),
-    "no folder": ("nowhere", {}, "no such folder"),
-    "no file": (["nowhere.csv"], {}, "no such .csv or .parquet file"),
+    "no folder": ("nowhere", {}, "no such file or folder"),
+    "no file": (["nowhere.csv"], {}, "no such file or folder"),
 }
 
 
@@ -318,8 +319,12 @@ def test_mistakes_with_tests_are_one_line(data: Any, test: Any, words: str) -> N
     [
         ("a.csv", "", "no rows below a header"),
         ("a.csv", "a,label\n", "no rows below a header"),
-        ("a.csv", "a,label\n1,red\n", "not a CSV file of numbers"),
-        ("a.csv", "a,label\n1,2,3\n", "3 numbers a row for 2 columns"),
+        ("a.csv", "a,label\n1,red\n", 'labels are text ("red")'),
+        ("a.csv", "a,b,label\n1,red,0\n", "b: a.csv: this column holds text"),
+        ("a.csv", "a,b,label\n1,,0\n", "row 0: ''"),
+        ("a.csv", "a,b,label\n1,nan,0\n", "NaN or infinity in row 0"),
+        ("a.csv", "a,label\n1,2,3\n", "3 cells a row for 2 columns"),
+        ("a.csv", "a,label\n1,red,3\n", "line 2 has 3 cells, the header 2"),
         ("a.csv", "a,a,label\n1,2,0\n", "name each column once"),
         ("a.txt", "a,label\n1,0\n", "holds no .csv"),
     ],
@@ -391,7 +396,22 @@ def test_a_hugging_face_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     held = datasets.Dataset.from_dict(rows, features=features)
     options = {"client": "who", "inputs": "image", "label": "label"}
     both = datasets.DatasetDict(train=held, test=held.remove_columns("who"))
-    assert read_given(both["train"], None, options).classes == 3
+    assert read_given(both["train"], None, options).class_names == ("0", "1", "2")
     federation = deal(both, options=options)
     np.testing.assert_allclose(federation.clients[0].train.x[:, 0], pictures[1::2] / 255, rtol=1e-6)
     assert federation.test.x.shape == (6, 1, 5, 4)
+
+
+def declare(table, names):
+    """Let a table declare its classes, as a Hugging Face data set does."""
+    table.features = {"label": type("ClassLabel", (), {"names": names})}
+    return table
+
+
+def test_clients_that_declare_the_same_classes_need_no_setting():
+    columns = {"a": np.arange(4.0), "label": np.array([0, 1, 0, 1])}
+    same = [declare(Table(**columns), ["no", "yes"]) for _ in range(3)]
+    assert read_given(same, None, {}).class_names == ("no", "yes")
+    assert read_given([*same, Table(**columns)], None, {}).class_names is None
+    with pytest.raises(InvalidInput, match="declare other classes"):
+        read_given([*same, declare(Table(**columns), ["yes", "no"])], None, {})

@@ -11,6 +11,7 @@ from data_files import idx_bytes, write_csv, write_gz, write_images, write_webp
 from sightline.config import Data
 from sightline.data import Federation, Kind, load_federation
 from sightline.data.sources import SOURCES
+from sightline.data.sources.images import read_cifar_binaries
 from sightline.data.sources.tweets import encode_texts, hash_word, split_words
 from sightline.errors import InvalidInput
 from sightline.randomness import Purpose, Streams
@@ -182,6 +183,24 @@ def test_ocr_fold_is_the_test_set(tmp_path: Path) -> None:
     np.testing.assert_array_equal(federation.test.x[:, 0], images[12:18])
     with pytest.raises(InvalidInput, match="partition=rotation: does not fit the source ocr_letters"):
         deal(tmp_path, source="ocr_letters", clients=3, partition="rotation", clusters=(1, 2))
+
+
+def test_cifar_is_read_from_its_published_binary_files(tmp_path: Path) -> None:
+    """A record is a label, then the red, green and blue planes, each row by row."""
+    folder, rng = tmp_path / "cifar10", np.random.default_rng(0)
+    folder.mkdir()
+    rows = rng.integers(0, 256, size=(6, 10_000, 3073), dtype=np.uint8)
+    rows[:, :, 0] %= 10
+    for number, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
+        (folder / name).write_bytes(rows[number].tobytes())
+    images, labels = read_cifar_binaries(folder)
+    assert labels[20_003] == rows[2, 3, 0]
+    assert images[59_999, 2, 31, 30] == rows[5, 9_999, 1 + 2 * 1024 + 31 * 32 + 30]
+    federation = deal(tmp_path, source="cifar10", clients=2, train_samples=100, test_samples=10)
+    assert federation.clients[0].train.x.shape[1:] == (3, 32, 32)
+    (folder / "test_batch.bin").write_bytes(b"short")
+    with pytest.raises(InvalidInput, match="has 5 bytes, expected 30,730,000"):
+        deal(tmp_path, source="cifar10", clients=2)
 
 
 def test_cifar_is_normalised(tmp_path: Path) -> None:

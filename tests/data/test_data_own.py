@@ -42,7 +42,7 @@ def test_the_guide_runs(here: Path) -> None:
     path = list(sys.path)
     python = blocks("python")
     (here / "sensors.py").write_text(python[0])
-    settings = Data(**tomllib.loads(blocks("toml")[1])["data"])
+    settings = Data(**tomllib.loads(blocks("toml")[2])["data"])
     first, second = (load_federation(settings, streams=Streams.from_seed(0)) for _ in range(2))
     assert first.kind is Kind.VECTOR
     assert first.input_shape == (3,)
@@ -57,7 +57,7 @@ def test_the_guide_runs(here: Path) -> None:
 def test_the_guides_model_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "nets.py").write_text(blocks("python")[2])
     monkeypatch.syspath_prepend(here)
-    settings = tomllib.loads(blocks("toml")[2])["model"]
+    settings = tomllib.loads(blocks("toml")[3])["model"]
     model = build_model(settings.pop("name"), input_shape=(3,), classes=2, kind=Kind.VECTOR, settings=settings)
     assert model.parameters == 3 * 8 + 8 + 8 * 2 + 2
     assert set(model.constants) == {"body.weight", "body.bias"}
@@ -145,7 +145,7 @@ def test_what_is_accepted(module: Path) -> None:
         ("mine:nan", {}, "client 0, train: inputs hold NaN or infinity"),
         ("mine:huge", {}, "client 0, train: inputs hold NaN or infinity"),
         ("mine:negative", {}, "client 0, test: label -1, labels count from 0"),
-        ("mine:large", {}, "client 0, train: label 2 with data.classes=2; set data.classes"),
+        ("mine:large", {}, "client 0, train: label 2 with data.classes=2, labels count from 0; set data.classes"),
         ("mine:fractions", {}, "labels are float64"),
         ("mine:short", {}, r"client 0, train: \(6, 3\) inputs for 5 labels"),
         ("mine:empty", {}, "client 0 has no training example"),

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import sightline
-from sightline.apps.report.elements import format_upper
+from sightline.formatting import format_upper
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "hospitals.toml"
@@ -26,7 +26,7 @@ def write_epsilons(text: str, epsilons: list[str]) -> str:
     """The text of the picture or of a page with its three epsilons replaced, in their order."""
     left = iter(epsilons)
     text = re.sub(r"(ε ≤ )[\d.]+", lambda found: found[1] + next(left), text)
-    said = r"(learns at most epsilon )[\d.]+( of hospital A, another hospital )[\d.]+(, the public )[\d.]+(?=\])"
+    said = r"(learns at most epsilon )[\d.]+((?: of hospital A)?, another hospital )[\d.]+(, the public )[\d.]+(?=\])"
     return re.sub(said, r"\g<1>{}\g<2>{}\g<3>{}".format(*epsilons), text)
 
 

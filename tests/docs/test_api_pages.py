@@ -1,5 +1,6 @@
 """docs/api: every example runs and prints what its page shows, and every call is there with the parameters that are named."""
 
+import dataclasses
 import enum
 import importlib
 import inspect
@@ -111,7 +112,8 @@ def find_object(name: str) -> Any:
 
 def written_parameters(call: Any) -> list[str]:
     """The parameters of a call as the pages write them: no types, no `self`, functions as `...`."""
-    own = [p for p in inspect.signature(call).parameters.values() if p.name not in ("self", "cls")]
+    made = call.__init__ if dataclasses.is_dataclass(call) else call  # a `__new__` only checks
+    own = [p for p in inspect.signature(made).parameters.values() if p.name not in ("self", "cls")]
     words, named_only = [], False
     for one in own:
         named_only = named_only or one.kind is one.VAR_POSITIONAL
@@ -134,7 +136,7 @@ def _written(one: inspect.Parameter) -> str:
 def wrong_call(name: str, given: str) -> str:
     """How a call of the pages differs from the code; nothing when it does not. A last `...` leaves the rest out."""
     real, shown = ", ".join(written_parameters(find_object(name))), given[1:-1]
-    same = real.startswith(shown[:-3]) if shown.endswith(", ...") else real == shown
+    same = real.startswith(shown[:-3]) if re.search(r"(^|, )\.\.\.$", shown) else real == shown
     return "" if same else f"{name}({real}) is written {given}"
 
 

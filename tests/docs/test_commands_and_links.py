@@ -15,6 +15,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("src/**/*.md")),
 ]
+FOLDERS = ("src", "tests", "docs", "papers", "benchmarks", "examples")
 SAID = re.compile(r"`(sightline [^`\n]+)`|^(?:\$ |    )?(sightline [a-z][^\n]*)$", re.MULTILINE)
 GENERIC = ("...", "COMMAND", "sightline experiment ", "sightline --help")
 """Not command lines: left-out words, a placeholder, the head of a digest, the program by itself."""
@@ -67,6 +68,7 @@ def test_the_page_of_commands_names_every_command_and_their_own_options() -> Non
             assert any(option in parameter.opts for one in own for parameter in one.params), option
 
 
+MARKDOWN = sorted({*PAGES, *ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))})
 LINK = re.compile(r"\]\(([^)#\s:]*)#([^)\s]+)\)")
 
 
@@ -98,8 +100,8 @@ def broken_links(page: Path) -> list[str]:
 
 
 def test_every_link_reaches_its_heading() -> None:
-    assert sum(len(LINK.findall(page.read_text("utf-8"))) for page in PAGES) > 50
-    assert {page.name: broken_links(page) for page in PAGES if broken_links(page)} == {}
+    assert sum(len(LINK.findall(page.read_text("utf-8"))) for page in MARKDOWN) > 50
+    assert {page.name: broken_links(page) for page in MARKDOWN if broken_links(page)} == {}
 
 
 def test_a_link_to_no_heading_is_found(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 from sightline.accounting import large_delta_note
 from sightline.config import read
 from sightline.engine import build_experiment
+from sightline.engine.build import count_protected
 from tests.docs.lines_of_sight import OBSERVERS, PAGES, PICTURE, run_example, write_epsilons
+from tests.loops import for_every
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 LARGEST = 10.0
@@ -22,14 +24,14 @@ def head_of(path: Path, word: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@for_every(EXAMPLES)
 def test_an_example_spends_a_budget_that_one_would_publish(path: Path):
     privacy = read(path).privacy
     assert privacy.epsilon is not None
     assert privacy.epsilon <= LARGEST
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@for_every(EXAMPLES)
 def test_an_example_is_compared_at_the_same_budget_or_without_privacy(path: Path):
     command = head_of(path, "Compare with").split("     ")[0].split(", which")[0]
     program, action, file, *rest = shlex.split(command)
@@ -40,16 +42,16 @@ def test_an_example_is_compared_at_the_same_budget_or_without_privacy(path: Path
     assert (file, other) != (f"examples/{path.name}", read(path))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@for_every(EXAMPLES)
 def test_an_example_says_what_to_look_at(path: Path):
     assert len(head_of(path, "Look at")) > 40
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@for_every(EXAMPLES)
 def test_an_example_does_not_warn_of_its_own_delta(path: Path):
     """`hierarchy.toml` printed "delta = 0.0001 is large" of itself."""
     setting = build_experiment(read(path))
-    assert large_delta_note(setting.experiment.privacy.delta, *setting.protected) is None
+    assert large_delta_note(setting.experiment.privacy.delta, *count_protected(setting)) is None
 
 
 def test_the_picture_of_the_readme_is_of_a_run_that_learns():

@@ -6,12 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from pydantic_core import PydanticUndefined
 
 import sightline
 from sightline import config
 from sightline.algorithms import REGISTRY
+from tests.loops import for_every
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "experiment.md").read_text()
@@ -26,6 +26,7 @@ SECTIONS = {
     "`[local.augment]`": config.Augment,
     "`[sampling]`": config.Sampler,
     "`[privacy]`": config.Privacy,
+    "`[privacy.adaptive_clipping]`": config.AdaptiveClipping,
     "`[privacy.correlated]`": config.Correlated,
     "`[resources]`": config.Resources,
 }
@@ -46,7 +47,7 @@ def written(value):
     return f"`{json.dumps(value)}`" if isinstance(value, str | bool) else f"`{value!r}`"
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+@for_every(SECTIONS)
 def test_every_key_has_its_line(title):
     section = SECTIONS[title]
     fields = section.model_fields
@@ -60,10 +61,10 @@ def test_every_key_has_its_line(title):
         assert default.replace("`1e-9`", "`1e-09`").replace("`1e-5`", "`1e-05`") == written(found), name
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@for_every(REGISTRY)
 def test_every_algorithm_has_its_keys(name):
     (line,) = re.findall(rf"^\| `{name}` \| (.*) \|$", PAGE, re.MULTILINE)
-    derived = {"count", "rounds", "known"}  # filled in from the rest of the file
+    derived = {"count", "candidates", "rounds", "known"}  # filled in from the rest of the file
     fields = [field for field in dataclasses.fields(REGISTRY[name].settings) if field.name not in derived]
     assert re.findall(r"`(\w+)(?: = [^`]*)?`", line) == [field.name for field in fields] or line == "none"
     for field in fields:

@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-import pytest
+from tests.loops import for_every
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "site" / "notebooks.py")
@@ -13,13 +13,13 @@ SPEC.loader.exec_module(GENERATOR)
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@for_every(TUTORIALS)
 def test_it_is_current(page: Path):
     written = (ROOT / "docs" / "notebooks" / f"{page.stem}.ipynb").read_text()
     assert written == GENERATOR.notebook(page.read_text()), "run: make notebooks"
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@for_every(TUTORIALS)
 def test_every_block_is_a_cell_and_every_cell_is_a_program(page: Path):
     cells = json.loads(GENERATOR.notebook(page.read_text()))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -2,10 +2,16 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import sightline
+from sightline.data.formats import read_webp_grid
+from sightline.errors import InvalidInput
+from sightline.events import Gaussian
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -75,3 +81,23 @@ def test_the_table_of_the_contributing_page_names_files_that_exist():
     assert len(named) > 10
     roots = (ROOT, ROOT / "src", ROOT / "src" / "sightline")
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "use"),
+    [
+        ("dp_accounting", "interop", lambda: sightline.accounting.to_dp_event(Gaussian(1.0))),
+        ("PIL", "images", lambda: read_webp_grid(Path("grid.webp"), side=32, per_row=2)),
+    ],
+)
+def test_a_missing_extra_is_one_line_with_the_pip_command(module, extra, use, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(InvalidInput, match=rf'pip install "sightline\[{extra}\]"'):
+        use()
+
+
+def test_every_pinned_extra_is_part_of_dev():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {word for name in ("figures", "images", "interop", "serve") for word in extras[name]} <= set(extras["dev"])

@@ -1,6 +1,6 @@
 """Runs that are cut off, and everything a run leaves that must not depend on it."""
 
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
 
 
 def left_behind(path):

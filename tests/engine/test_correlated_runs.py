@@ -11,14 +11,8 @@ import torch
 
 import sightline
 from sightline import accounting, engine
-from sightline.accounting.strategies import (
-    charge_stream,
-    compute_errors,
-    compute_sensitivity,
-    make_buffers,
-    make_strategy,
-    redo_multiplier,
-)
+from sightline.accounting import charge_stream, compute_errors, compute_sensitivity, make_strategy, redo_multiplier
+from sightline.accounting.strategies import make_buffers
 from sightline.engine import loop
 from sightline.engine.execution import LiveExecution
 from sightline.engine.round import TrainingRound
@@ -58,13 +52,14 @@ class Known:
         self.dimension, self.sizes, self.silent = dimension, sizes, silent
         self.asked = []
 
-    def train(self, cohort, starts, *, at, task, recall=None, splitter=None):
-        self.asked.append((at.round, tuple(cohort)))
+    def run(self, call):
+        cohort = call.cohort
+        self.asked.append((call.at.round, tuple(cohort)))
         if cohort:
             moved = torch.zeros(len(cohort), self.dimension)
             if not self.silent:
                 moved[range(len(cohort)), list(cohort)] = 0.1
-            yield list(cohort), starts + moved
+            yield cohort, call.starts + moved
 
     def close(self):
         """Nothing to let go."""
@@ -143,7 +138,7 @@ def test_a_run_publishes_the_sums_with_the_noise_of_the_dense_inverse(tiny, chan
     assert len(channels) == (1 if "topology" not in changes else 2)
     seen = []
     for name in channels:
-        channel = next(c for c in (*setting.topology.channels, *setting.topology.gathers) if c.name == name)
+        channel = next(c for c in (*setting.topology.channels, *setting.topology.gathering_channels) if c.name == name)
         fresh = fresh_rows(ledger, secret, name, setting.channel_number(channel), dimension)
         strategy = setting.mechanism.stream.strategy
         published = np.array([values[time, name].numpy() for time in range(1, rounds + 1)])

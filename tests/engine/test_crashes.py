@@ -16,8 +16,8 @@ from contextlib import closing
 import pytest
 
 import sightline
-from sightline.engine import checkpoint
-from sightline.engine.record import DATABASE, RunRecord
+from sightline.engine import RunRecord, checkpoint
+from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
 from tests.engine.leftovers import left_behind
 from tests.engine.many_kinds import KINDS, experiment

@@ -13,12 +13,13 @@ import torch
 
 import sightline
 from sightline import accounting, algorithms, engine
-from sightline.algorithms import Algorithm
+from sightline.algorithms import Algorithm, AlgorithmFacts
 from sightline.config import parse
+from sightline.engine import plan_releases
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.execution import DryExecution, LiveExecution
 from sightline.engine.followed_plan import PLAN, LeftPlan
-from sightline.engine.plan import follow_plan, plan_releases
+from sightline.engine.plan import follow_plan
 from sightline.engine.round import TrainingRound
 from sightline.errors import Refused
 from sightline.events import Gaussian, Pooled
@@ -66,7 +67,7 @@ def of_as_many_as_it_likes(state, r, settings):
 def as_often_as_it_likes(state, r, settings):
     """A rate that follows the model."""
     rate = 0.2 if is_large(state["model"]) else 0.4
-    r.set_pace(LocalSchedule(rates={channel.name: rate for channel in r.channels}), most_steps=2)
+    r.control.set_schedule(LocalSchedule(rates={channel.name: rate for channel in r.channels}), most_steps=2)
     return moved(state, step_of(state, r))
 
 
@@ -82,7 +83,7 @@ def late(change):
 def make(run_round, **more):
     return Algorithm(
         "own", Settings, lambda start, clients, settings: {"model": start}, run_round,
-        lambda state, clients: state["model"], **more,
+        lambda state, clients: state["model"], AlgorithmFacts(**more),
     )  # fmt: skip
 
 
@@ -168,6 +169,15 @@ def test_claims_that_follow_released_values_are_refused_before_a_run_exists(file
     assert not (tmp_path / "run").exists()
 
 
+def test_added_rounds_are_checked_like_those_of_a_new_run(file_of, tmp_path):
+    # One round cannot show that the claims of the second follow what the first released.
+    own = make(lambda state, r, settings: (plain if r.time == 1 else of_as_many_as_it_likes)(state, r, settings))
+    run = run_of(file_of(own, "client") | {"rounds": 1}, tmp_path / "run")
+    with pytest.raises(Refused, match="a run claims what its plan claims"):
+        sightline.run(run.directory, more_rounds=2)
+    assert run.metadata["status"] == "finished"
+
+
 def test_check_algorithm_refuses_them_too():
     with pytest.raises(BrokenLaw, match="claims do not follow released values"):
         check_algorithm(make(as_many_as_it_likes))
@@ -186,7 +196,7 @@ def test_an_early_end_states_the_bound_of_the_plan(file_of, tmp_path, where):
 
 
 def test_a_built_in_algorithm_that_ends_early_states_it_too(monkeypatch, tmp_path):
-    ending = replace(algorithms.REGISTRY["fedavg"], finished=enough)
+    ending = algorithms.with_facts(algorithms.REGISTRY["fedavg"], finished=enough)
     monkeypatch.setitem(algorithms.REGISTRY, "fedavg", ending)
     run = run_of(make_file({"unit": "client", "where": "server"}), tmp_path / "run")
     assert run.summary["rounds_done"] == 1
@@ -417,7 +427,7 @@ def capped(state, r):
 
 def telling(state, r):
     cohort = r.sample()
-    r.note_metrics(has0=float(0 in cohort.members))
+    r.control.note_metrics(has0=float(0 in cohort.members))
     return moved(state, step_of(state, r, cohort))
 
 
@@ -558,7 +568,7 @@ def test_noises_at_a_chosen_rate_are_not_counted():
     setting = engine.build_experiment(parse(make_file({"unit": "client", "where": "client"})))
     ledger = Ledger(participants=setting.participants)
     r = TrainingRound(setting, ledger, DryExecution(setting.federation.sizes.tolist()), 1)
-    r.set_pace(LocalSchedule(rates={"server": 0.5}), most_steps=2)
+    r.control.set_schedule(LocalSchedule(rates={"server": 0.5}), most_steps=2)
     r.release_mean(r.train(r.sample(), Public(torch.zeros(1))))
     assert {release.event for release in ledger if release.subjects} == {Gaussian(1.0)}
 
@@ -570,13 +580,13 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     def run_round(state, r, settings):
         from sightline.algorithms import dp_ogl
 
-        merging = (r.time - 1) % r.period == 0 or not r.rehearsal
+        merging = (r.time - 1) % r.control.period == 0 or not r.rehearsal
         many = []
         for channel in r.channels:
             own = dp_ogl.model_of(state, channel.name)
             start = dp_ogl.merge_models(state, r.channels, channel) if merging else own
             many.append((r.train(r.sample(channel), start), channel))
-        return dp_ogl.move_models(state, r.channels, r.release_means(many))
+        return dp_ogl.move_models(state, r.channels, r.release_means(many), dp_ogl.DPOGL())
 
     dp_ogl = algorithms.REGISTRY["dp_ogl"]
     own = make(run_round, topologies=("groups",))
@@ -604,7 +614,8 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
 def test_a_budget_does_not_stop_what_reaches_nobody_knows_when(file_of, tmp_path):
     """On groups flow may follow released values, and a budget stops by flow."""
     dp_ogl = algorithms.REGISTRY["dp_ogl"]
-    own = replace(make(dp_ogl.round, topologies=("groups",)), init=dp_ogl.init, models=dp_ogl.models)
+    own = make(lambda state, r, settings: dp_ogl.round(state, r, dp_ogl.settings()), topologies=("groups",))
+    own = replace(own, init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 2}}
     file["privacy"] |= {"stop_at_epsilon": 5.0}
     with pytest.raises(Refused, match=r"stop_at_epsilon=5.0: an algorithm of another package decides who sees what"):

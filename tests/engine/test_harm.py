@@ -14,8 +14,7 @@ import pytest
 
 import sightline
 from sightline.config import to_toml
-from sightline.engine import checkpoint, loop
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord, checkpoint, loop
 from sightline.errors import InvalidInput, SightlineError
 from sightline.ledger import LedgerDamaged
 from sightline.ledger.store import chain_hash

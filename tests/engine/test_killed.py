@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import sightline
-from sightline.engine import run_directory
-from sightline.engine.record import DATABASE, RunRecord
+from sightline.engine import RunRecord, run_directory
+from sightline.engine.record import DATABASE
 from sightline.ledger import store
 from tests.engine.leftovers import left_behind
 

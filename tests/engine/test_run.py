@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import sightline
-from sightline import accounting, engine
+from sightline import accounting, algorithms, engine
 from sightline.config import parse, to_toml
+from sightline.engine import plan_releases
 from sightline.engine.execution import DryExecution
-from sightline.engine.metadata import describe_guarantee, facts_of
-from sightline.engine.plan import plan_releases
+from sightline.engine.metadata import RunFacts, collect_facts, describe_guarantee
 from sightline.engine.round import TrainingRound
 from sightline.errors import InvalidInput, Refused, SightlineError
 from sightline.events import Clear, FixedCohort, Gaussian, Poisson, Pooled, Repeat, WithoutReplacement
@@ -98,11 +98,11 @@ def test_fixed_cohorts_are_accounted_as_fixed(tiny, tmp_path):
 def test_the_report_says_what_the_runtime_draws_from(tiny, source, real_sites, says, not_says):
     """A report of real sites said "from the seed: no protection", though sites draw from the operating system."""
     setting = engine.build_experiment(tiny(**{"privacy.noise_source": source, "privacy.where": "client"}))
-    facts = facts_of(setting, real_sites=real_sites)
-    told = " ".join(facts["caveats"][:2])
+    facts = collect_facts(setting, real_sites=real_sites).privacy
+    told = " ".join(facts.caveats[:2])
     assert says in told
     assert not_says not in told
-    assert facts["noise_source"] == ("os" if real_sites else source)
+    assert facts.noise_source == ("os" if real_sites else source)
 
 
 def test_a_guarantee_does_not_call_a_large_factor_almost_nothing(tiny):
@@ -129,7 +129,7 @@ def test_an_algorithm_that_forgets_to_say_that_it_remembers_is_refused(tiny):
     )
     hidden = replace(
         setting,
-        algorithm=replace(setting.algorithm, remembers=False),
+        algorithm=algorithms.with_facts(setting.algorithm, remembers=False),
         samplers={name: replace(one, hidden=True) for name, one in setting.samplers.items()},
     )
     with pytest.raises(Refused, match="tells who was drawn"):
@@ -191,7 +191,7 @@ def test_epsilon_calibrates_the_whole_run(tiny, tmp_path):
     own = sightline.run(tiny(**target, **sample), out=tmp_path / "sample")
     for client in range(6):
         assert 2.99 < own.ledger.epsilon(f"client-{client}", "public", 1e-5) <= 3.0
-    assert own.summary["noise_multiplier"]["min"] < own.summary["noise_multiplier"]["max"]
+    assert own.summary["noise_multiplier"] < own.summary["noise_multiplier_max"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "local"])
@@ -333,3 +333,13 @@ def test_what_nine_in_ten_clients_reach_and_on_how_few_the_worst_was_tried(tiny,
     values = [place / 100 for place in range(100)]
     assert sum(value >= tenth_percentile(values) for value in values) == 90
     assert tenth_percentile(list(reversed(values))) == tenth_percentile(values)
+
+
+def test_facts_are_stored_under_their_names_and_read_back(tiny, tmp_path):
+    stored = sightline.run(tiny(), out=tmp_path / "run").metadata
+    facts = RunFacts.from_stored(stored)
+    assert facts.data.sizes == tuple(stored["sizes"])
+    assert json.loads(json.dumps(facts.to_stored())).items() <= stored.items()
+    del stored["delta"]
+    with pytest.raises(KeyError, match="delta"):
+        RunFacts.from_stored(stored)

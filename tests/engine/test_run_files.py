@@ -19,8 +19,8 @@ from sightline import engine
 from sightline.apps.cli import main
 from sightline.apps.serve.run_folder import RunFolder
 from sightline.config import to_toml
-from sightline.engine import checkpoint, loop, run_directory
-from sightline.engine.record import DATABASE, RunRecord
+from sightline.engine import RunRecord, checkpoint, loop, run_directory
+from sightline.engine.record import DATABASE
 from sightline.errors import InvalidInput
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
 from sightline.randomness import write_secret
@@ -545,7 +545,7 @@ def test_a_run_that_has_ended_is_not_continued(tiny, tmp_path, capsys):
     before = left_behind(tmp_path / "run"), len(entries(tmp_path / "run"))
     for _ in range(2):
         assert main.run_arguments(["run", "--resume", str(tmp_path / "run")]) == 0
-        assert "a run that has ended cannot be continued" in capsys.readouterr().err
+        assert "has ended before and is left as it is" in capsys.readouterr().err
     assert (left_behind(tmp_path / "run"), len(entries(tmp_path / "run"))) == before
     assert main.run_arguments(["run", "--resume", str(tmp_path / "run"), "--set", "rounds=9"]) == 2
     said = capsys.readouterr().err

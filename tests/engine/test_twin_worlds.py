@@ -10,8 +10,7 @@ import sightline
 from sightline import engine
 from sightline.engine import twin_worlds
 from sightline.errors import InvalidInput, Refused
-from sightline.mechanisms import gaussian_means
-from sightline.mechanisms.client_state import StateAccess
+from sightline.mechanisms import StateAccess, gaussian_means
 from sightline.training import gradients
 from tests.engine.many_kinds import experiment
 

@@ -28,7 +28,7 @@ def changed(**sections):
 
 
 def topology_of(name):
-    kinds = REGISTRY[name].topologies
+    kinds = REGISTRY[name].facts.topologies
     return {"kind": "star"} if "star" in kinds else GROUPS if "groups" in kinds else {"kind": kinds[0]}
 
 
@@ -42,6 +42,9 @@ CASES = {
     "local noise": changed(privacy=privacy("client", "client", noise_multiplier=2.0)),
     "local noise, calibrated": changed(privacy=privacy("client", "client", epsilon=20.0)),
     "integer arithmetic": changed(privacy=privacy("client", noise_multiplier=1.0, arithmetic="integer")),
+    "adaptive clipping": changed(
+        privacy=privacy("client", noise_multiplier=1.0, adaptive_clipping={"learning_rate": 0.9})
+    ),
     "private steps": changed(privacy=privacy("sample", noise_multiplier=1.0)),
     "private steps, own noise": changed(privacy=privacy("sample", epsilon=5.0)),
     "private steps, correlated noise": changed(
@@ -134,8 +137,8 @@ CASES |= {
     "algorithm oracle_clusters": changed(**CLUSTERED, algorithm={"name": "oracle_clusters"}),
 }
 for name in REGISTRY:
-    if f"algorithm {name}" not in CASES and {"star", "groups"} & set(REGISTRY[name].topologies):
-        where = "client" if REGISTRY[name].personal else "server"
+    if f"algorithm {name}" not in CASES and {"star", "groups"} & set(REGISTRY[name].facts.topologies):
+        where = "client" if REGISTRY[name].facts.personal else "server"
         CASES[f"algorithm {name}"] = changed(
             algorithm={"name": name}, topology=topology_of(name), privacy=privacy("client", where, noise_multiplier=0.8)
         )
@@ -156,5 +159,5 @@ def same(left, right):
 
 def releases_of(site):
     """What a site has let go of, over all runs."""
-    with site._read_ledger() as (ledger, _):
+    with site._read_ledger() as ledger:
         return list(ledger)

@@ -147,7 +147,7 @@ def test_three_sites_with_trouble(deployment, rogue_at):
     assert "budget for life: epsilon 50 at delta=0.001 per client" in deployment.sightline("site", "status", sites[0])
     # the run is over, and the approval with it
     other = WireMessage({"digest": own[0].approvals.all()[0].digest, "run": "another", "call": "leaving"})
-    assert "every run needs an approval of its own" in own[0].answer(other).words["refused"]
+    assert "every run needs its own approval" in own[0].answer(other).words["refused"]
     assert to_toml(experiment) == (folder / "run" / "config.toml").read_text()
 
 

@@ -100,7 +100,7 @@ def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
 
     assert node(site=str(site))["client"] == 2
     assert "names no site" in node(somewhere="else")["refused"]
-    assert "nobody answers" in node(**{"site-socket": str(tmp_path / "door")})["refused"]
+    assert "no site answers" in node(**{"site-socket": str(tmp_path / "door")})["refused"]
 
 
 def test_flwr_run_starts_an_exported_app_as_it_is(tmp_path):

@@ -1,6 +1,7 @@
 """Attacks on a site that once worked, by sequences of questions: each is refused, or gets what was approved and no more."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,10 @@ import pytest
 from sightline import engine
 from sightline.config import parse
 from sightline.errors import Refused
-from sightline.mechanisms import CallId, ClientState, Cohort, StateAccess
+from sightline.mechanisms import CallId, CallKind, ClientState, Cohort, PrivateSteps, Public, StateAccess, Updates
 from sightline.mechanisms.convex_solver import Regression, descend_accelerated, minimise_regression
-from sightline.mechanisms.updates import PrivateSteps, Public, Updates
 from sightline.randomness import Streams
-from sightline.runtimes.simulator import Simulator
+from sightline.runtimes import Simulator
 from tests.flower.cases import CASES, changed, privacy, releases_of
 from tests.flower.test_site import LOCAL, SAMPLE, SEGMENTS, approve, question, refused_by, site_of, state_of  # noqa: F401
 
@@ -66,7 +66,7 @@ def test_the_simulator_refuses_un_noised_state_in_private_steps_too():
     setting, worker, updates = unnoised_updates(SAMPLE)
     plan = PrivateSteps(1.0, 1.0, 0.5, 2, 4.0)
     with pytest.raises(Refused, match="made from un-noised values"):
-        list(worker.dp_sgd([2], setting.start, plans=[plan], at=CallId(1, 0), task=updates.task, recall=updates.recall))
+        list(worker.run(replace(updates.make_call(CallKind.DP_SGD, [plan]), starts=setting.start)))
     with pytest.raises(Refused, match="made from un-noised values"):
         list(updates.train_privately(setting.mechanism._private_plans(updates, None)))
 
@@ -133,7 +133,7 @@ def test_an_experiment_cannot_name_code(site_of, tmp_path, monkeypatch):  # noqa
     monkeypatch.syspath_prepend(tmp_path)
     site = site_of(LOCAL, models={"trap.nets:make": "0" * 64})
     for name in ("subprocess:getoutput", "os:system", "trap.nets:make"):
-        with pytest.raises(Refused, match=r"no code that its owner|not the one that was allowed"):
+        with pytest.raises(Refused, match=r"only code that its owner|not the allowed one"):
             approve(site, LOCAL | {"model": {"name": name}})
     assert not (tmp_path / "ran").exists()
 
@@ -174,8 +174,9 @@ def test_endless_work_is_not_approved(local, site_of):  # noqa: F811
     [
         {"topology": {"kind": "clusters", "count": 2}, "algorithm": {"name": "ifca"}, "model": {"name": "linear"}},
         {"topology": {"kind": "tree", "subnets": 2}, "algorithm": {"name": "h2fdp", "control": {"delay": 1.0}}},
+        {"privacy": LOCAL["privacy"] | {"where": "server", "adaptive_clipping": {}}},
     ],
-    ids=["clusters", "control"],
+    ids=["clusters", "control", "clipping"],
 )
 def test_what_has_no_plan_is_not_approved(more, site_of):  # noqa: F811
     site = site_of(LOCAL)
@@ -187,18 +188,18 @@ def test_another_experiment_than_the_approved_one_is_refused_and_logged(site_of,
     site = site_of(LOCAL)
     with caplog.at_level(logging.WARNING, "sightline.site"):
         for more in ({"rounds": 5}, {"seed": 7}, {"privacy": LOCAL["privacy"] | {"noise_multiplier": 1.9}}):
-            assert "no experiment of this digest" in site.answer(question(LOCAL | more)).words["refused"]
-    assert caplog.text.count("no experiment of this digest") == 3
+            assert "no experiment with this digest" in site.answer(question(LOCAL | more)).words["refused"]
+    assert caplog.text.count("no experiment with this digest") == 3
     assert len(releases_of(site)) == 0
 
 
 def test_calls_come_in_increasing_order_and_skipping_is_fine(site_of):  # noqa: F811
     site = site_of(LOCAL)
     assert "value" in site.answer(question(LOCAL, round=2)).arrays
-    assert "increasing order" in site.answer(question(LOCAL, round=1)).words["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=1)).words["refused"]
     assert "value" in site.answer(question(LOCAL, round=4)).arrays
-    assert "increasing order" in site.answer(question(LOCAL, round=2)).words["refused"]
-    assert "increasing order" in site.answer(question(LOCAL, round=3)).words["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=2)).words["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=3)).words["refused"]
     assert len(releases_of(site)) == 2
 
 
@@ -206,7 +207,7 @@ def test_the_same_call_from_another_start_is_refused(site_of):  # noqa: F811
     site = site_of(LOCAL)
     first = site.answer(question(LOCAL)).arrays["value"]
     moved = np.full(63, 1e-6, np.float32)
-    assert "from other vectors" in site.answer(question(LOCAL, start=moved)).words["refused"]
+    assert "with other vectors" in site.answer(question(LOCAL, start=moved)).words["refused"]
     assert np.array_equal(site.answer(question(LOCAL)).arrays["value"], first)
     assert len(releases_of(site)) == 1
 
@@ -226,7 +227,7 @@ def test_an_old_copy_of_the_whole_state_is_refused_by_the_counter(site_of, tmp_p
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_the_order_of_questions_every_call_has_one_value(seed, site_of):  # noqa: F811
-    """Random rounds, starts, runs and restarts against the rule itself: increasing order, one value, one run."""
+    """Random rounds, starts, runs and restarts against the rule itself: must come in order, one value, one run."""
     rng = np.random.default_rng(seed)
     site = site_of(LOCAL)
     starts = [np.zeros(63, np.float32), np.full(63, 1e-3, np.float32)]
@@ -262,7 +263,7 @@ def test_a_state_that_is_old_but_for_its_budget_does_not_answer_a_call_again(sit
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "snapshot", state)
     for start in (None, np.ones(63, np.float32)):
-        assert "bring the newest" in refused_by(type(site)(site.folder), question(LOCAL, start=start))
+        assert "restore the newest" in refused_by(type(site)(site.folder), question(LOCAL, start=start))
 
 
 def test_an_answer_that_a_crash_left_uncounted_is_counted_when_it_leaves(site_of, monkeypatch):  # noqa: F811

@@ -13,7 +13,8 @@ from sightline.ledger import LedgerDamaged
 from sightline.randomness import write_secret
 from sightline.runtimes.remote.client_executor import ClientSide
 from sightline.runtimes.site import policy as signature
-from sightline.runtimes.site.site import CLOSED, RunStore, Site, answer_from
+from sightline.runtimes.site.site import CLOSED, Site, answer_from
+from sightline.runtimes.site.state import RunStore
 from tests.flower.cases import privacy, releases_of
 from tests.flower.test_site import (  # noqa: F401
     CENTRAL,
@@ -41,13 +42,13 @@ def refusal(site, plain=LOCAL, **asked):
 
 OWN = LOCAL | {"model": {"name": "tests.flower.test_site:frozen_head"}}
 STRICTER = {
-    "trust_server": (CENTRAL, {"trust_server": True}, {"trust_server": False}, "this site does not trust it"),
+    "trust_server": (CENTRAL, {"trust_server": True}, {"trust_server": False}, "which this site does not trust"),
     "require_signature": (LOCAL, {}, {"require_signature": True}, "approved without a signature"),
     "largest_steps": (LOCAL, {}, {"largest_steps": 5}, "local steps=6: this site makes at most largest_steps=5"),
-    "models": (OWN, {"models": {OWN["model"]["name"]: source_hash()}}, {"models": {}}, "no code that its owner"),
-    "unit": (LOCAL, {}, {"unit": "sample"}, "the budget for life was begun for unit=client"),
+    "models": (OWN, {"models": {OWN["model"]["name"]: source_hash()}}, {"models": {}}, "only code that its owner"),
+    "unit": (LOCAL, {}, {"unit": "sample"}, "the lifetime budget was begun for unit=client"),
     "adjacency": (LOCAL, {}, {"adjacency": "replace"}, "begun for unit=client, adjacency=add_remove"),
-    "delta": (LOCAL, {}, {"delta": 1e-4}, "a budget for life is fixed beforehand"),
+    "delta": (LOCAL, {}, {"delta": 1e-4}, "the lifetime budget was fixed at"),
     "largest_start": (LOCAL, {}, {"largest_start": 1e-3}, "norm at most 0.001"),
 }
 
@@ -149,7 +150,7 @@ def test_a_plan_that_is_not_the_approved_one_is_refused(site_of):  # noqa: F811
     (approval,) = site.approvals.all()
     path = site.folder / "state" / "approvals" / f"{approval.id}.json"
     path.write_text(path.read_text().replace('"steps": 6', '"steps": 7'))
-    assert "its plan is not the one that was approved; approve the experiment again" in refusal(site)
+    assert "gives another plan than the approved one; approve the experiment again" in refusal(site)
 
 
 # revoking
@@ -259,7 +260,7 @@ FILES = {
     "lifetime.sqlite": "state=lifetime.sqlite: it",
     "budget.sqlite": "state=budget.sqlite: it lacks",
     "approvals/*-1.json": "state=approvals: it lacks approval",
-    "approvals/*-1.secret": "bring the newest",
+    "approvals/*-1.secret": "restore the newest",
 }
 
 
@@ -289,8 +290,8 @@ def test_a_file_that_was_lost_or_put_back_is_noticed_by_the_others(pattern, olde
     reopened = Site(site.folder)
     with pytest.raises(LedgerDamaged, match=FILES[pattern]) as caught:
         reopened.check()
-    assert "bring the newest" in str(caught.value)
-    assert "bring the newest" in refusal(reopened, round=4)
+    assert "restore the newest" in str(caught.value)
+    assert "restore the newest" in refusal(reopened, round=4)
     with pytest.raises(LedgerDamaged):
         approve(reopened, LOCAL | {"seed": 5})
 
@@ -352,8 +353,8 @@ def test_the_number_of_a_site_is_fixed_for_life(site_of):  # noqa: F811
     """With approvals of client 2, site.toml could say client 1: its ledger was then read for another participant."""
     site = site_of(LOCAL)
     set_policy(site, client=1)
-    assert "this state was begun by client 2; put the old value back" in refusal(site)
-    with pytest.raises(InvalidInput, match="begun by client 2"):
+    assert "this state belongs to client 2; put the old value back" in refusal(site)
+    with pytest.raises(InvalidInput, match="belongs to client 2"):
         Site(site.folder).check()
     set_policy(site, client=2)
     assert "value" in site.answer(question(LOCAL)).arrays

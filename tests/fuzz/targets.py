@@ -20,8 +20,8 @@ from sightline.data.formats import Field, read_arrays, read_csv, read_idx, read_
 from sightline.engine import RunRecord, checkpoint
 from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
-from sightline.ledger import SqliteStore, export_ledger, read_export
-from sightline.ledger.store import GENESIS, chain_hash
+from sightline.ledger import GENESIS, SqliteStore, export_ledger, read_export
+from sightline.ledger.store import chain_hash
 from sightline.resources import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
 from sightline.runtimes.remote.message import (
@@ -32,7 +32,7 @@ from sightline.runtimes.remote.message import (
     read_site_question,
     read_words,
 )
-from sightline.topology.groups import read_schedule
+from sightline.topology import read_schedule
 from sightline.topology.tree import read_tree
 from tests.serve.serve_asking import asking, site_of
 

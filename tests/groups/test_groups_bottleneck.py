@@ -17,8 +17,7 @@ from sightline.accounting import Accountant, epsilon
 from sightline.accounting.accountant import Bridged, bridged_epsilon, bridged_moments
 from sightline.accounting.moments import ORDERS
 from sightline.algorithms import dp_ogl
-from sightline.engine.plan import plan_releases
-from sightline.engine.run_directory import MODEL
+from sightline.engine import MODEL, plan_releases
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
@@ -233,19 +232,19 @@ def test_runs_of_dp_ogl_are_what_the_bound_is_for(grouped, local):
 def keeps_state(state, r, settings):
     """DP-OGL whose workers keep momentum from epoch to epoch."""
     kept = StateRule("momentum", update=lambda moved: moved.end - moved.start, linear=lambda old: -old)
-    merging, many = (r.time - 1) % r.period == 0, []
+    merging, many = (r.time - 1) % r.control.period == 0, []
     for channel in r.channels:
         own = dp_ogl.model_of(state, channel.name)
         starts = dp_ogl.merge_models(state, r.channels, channel) if merging else own
         many.append((r.train(r.sample(channel), starts, memory=kept), channel))
-    return dp_ogl.move_models(state, r.channels, r.release_means(many))
+    return dp_ogl.move_models(state, r.channels, r.release_means(many), settings)
 
 
 def merges_always(state, r, settings):
     many = [
         (r.train(r.sample(c), dp_ogl.merge_models(state, r.channels, c)), c) for c in r.channels
     ]  # fmt: skip
-    return dp_ogl.move_models(state, r.channels, r.release_means(many))
+    return dp_ogl.move_models(state, r.channels, r.release_means(many), settings)
 
 
 def releases_twice(state, r, settings):
@@ -279,10 +278,10 @@ class Remembering(Simulator):
 
     kept: dict = {}  # noqa: RUF012
 
-    def train(self, cohort, starts, **how):
-        for members, ends in super().train(cohort, starts, **how):
+    def run(self, call):
+        for members, ends in super().run(call):
             for row, n in enumerate(members):
-                start = starts if starts.dim() == 1 else starts[list(cohort).index(n)]
+                start = call.starts if call.starts.dim() == 1 else call.starts[list(call.cohort).index(n)]
                 before = self.kept.get((id(self), n), torch.zeros_like(start))
                 self.kept[id(self), n] = ends[row] - start
                 ends[row] += 0.9 * before

@@ -1,20 +1,20 @@
 """The page of a run on groups: a heatmap of every pair that says which releases got through and by which path."""
 
 import json
+import math
 import re
 
 import pytest
 
 import sightline
-from sightline.apps.report.elements import format_upper
+from sightline.formatting import format_upper
 from sightline.ledger import ledger_pairs
 from sightline.ledger.group_pairs import next_hops, trace_routes
 
 
-def squares(page):
-    """The words of every cell, as the page's script reads them."""
-    figure = page[page.index('<figure class="heat">') :]
-    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', figure, re.S)[1])
+def pair_map(page):
+    """The map of all pairs, as the page's script reads it."""
+    return json.loads(re.search(r'<figure class="map".*?json">(.*?)</script>', page, re.DOTALL)[1])
 
 
 @pytest.fixture
@@ -24,18 +24,23 @@ def run(grouped, tmp_path):
 
 def test_every_pair_has_a_cell_with_its_epsilon_and_its_paths(run):
     page = run.report.read_text()
-    data = squares(page)
+    data = pair_map(page)
     pairs = ledger_pairs(run.ledger, [f"client-{n}" for n in range(9)])
-    assert data["across"] == len(pairs.classes)
-    assert len(data["words"]) == len(pairs.classes) ** 2
-    at = pairs.class_of["client-1"] * data["across"] + pairs.class_of["client-4"]
-    words = data["words"][at]
+    across = len(pairs.classes)
+    assert len(data["rows"]) == len(data["columns"]) == across
+    said = [data["phrases"][place] for place in data["cells"]]
+    assert len(said) == across**2
+    words = said[pairs.class_of["client-1"] * across + pairs.class_of["client-4"]]
     assert "4 releases of group-0 up to round 4 by way of group-0 → group-1" in words
-    direct = data["words"][pairs.class_of["client-1"] * data["across"] + pairs.class_of["client-2"]]
+    direct = said[pairs.class_of["client-1"] * across + pairs.class_of["client-2"]]
     assert "6 releases of group-0 up to round 6 seen directly" in direct
-    alone = data["words"][pairs.class_of["client-3"] * (data["across"] + 1)]
+    alone = said[pairs.class_of["client-3"] * (across + 1)]
     assert alone == "client-3: nobody observes itself."
-    assert page.count('<rect class="cell" data-place=') == len(data["words"])
+    # Names and numbers stand in the picture itself, and "itself" has another colour than nothing.
+    numbers = re.findall(r'<text class="number[^>]*>([^<]*)</text>', page)
+    values = [value for row in pairs.epsilon(run.summary["delta"]).tolist() for value in row]
+    assert numbers == [format_upper(value) for value in values if not math.isnan(value)]
+    assert "itself: no line of sight" in page
 
 
 def test_routes_count_what_the_flow_counts(run):
@@ -53,7 +58,7 @@ def test_other_runs_have_no_such_section(grouped, tmp_path):
     star = sightline.run(
         grouped(**{"topology": {"kind": "star"}, "algorithm.name": "fedavg"}), out=tmp_path / "star"
     )  # fmt: skip
-    assert 'class="heat"' not in star.report.read_text()
+    assert 'class="map"' not in star.report.read_text()
 
 
 def test_many_memberships_are_a_map_and_more_are_said_not_drawn(run, monkeypatch):
@@ -63,7 +68,7 @@ def test_many_memberships_are_a_map_and_more_are_said_not_drawn(run, monkeypatch
     monkeypatch.setattr(groups, "MOST", 2)
     page = write_report(run.directory).read_text()
     assert 'class="map"' in page
-    data = json.loads(re.search(r'<figure class="map".*?json">(.*?)</script>', page, re.DOTALL)[1])
+    data = pair_map(page)
     pairs = ledger_pairs(run.ledger, [f"client-{n}" for n in range(9)])
     values = [value for row in pairs.epsilon(run.summary["delta"]).tolist() for value in row]
     for place, value in zip(data["cells"], values, strict=True):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -20,7 +21,7 @@ from sightline.events import Clear, Gaussian, Poisson
 from sightline.ledger import GroupPlan, Ledger, Rhythm, Threat, ledger_pairs, planned_pairs
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.mechanisms import Public
-from sightline.topology import Groups
+from sightline.topology import Channel, Groups
 from tests.engine.test_resume import Crash, crash_in, left_behind
 from tests.groups.test_groups_flow import schedules
 
@@ -77,7 +78,7 @@ class Sketch:
         algorithm = self.setting.algorithm
         state = algorithm.init(Public(self.setting.start[:1]), self.setting.clients, None)
         for time in range(1, rounds + 1):
-            state = algorithm.round(state, TrainingRound(self.setting, ledger, execution, time), None)
+            state = algorithm.round(state, TrainingRound(self.setting, ledger, execution, time), dp_ogl.DPOGL())
             state = {name: Public(v.value, ledger.frontier(v.sources)) for name, v in state.items()}
         return ledger
 
@@ -188,6 +189,52 @@ def test_upcycled_groups_release_what_plain_ones_do(grouped, tmp_path, algorithm
     moved = sightline.run(grouped(**{"algorithm": {"name": algorithm, "upcycle": 0.5}}), out=tmp_path / "moved")
     assert [r.body() for r in plain.ledger] == [r.body() for r in moved.ledger]
     assert moved.summary["test_loss"] != plain.summary["test_loss"]
+
+
+def optimise_by_hand(optimizer, steps, *, rate, beta, beta2=0.99, tau=1e-3):
+    """The server rules of Reddi et al. 2021 and of FedAvgM in plain NumPy: how far a model moves over the steps."""
+    model, first, second = np.zeros(3), np.zeros(3), np.full(3, tau**2)
+    for step in steps:
+        if optimizer == "sgd":
+            first = beta * first + step
+            model = model + rate * first
+            continue
+        first, square = beta * first + (1 - beta) * step, step**2
+        if optimizer == "adagrad":
+            second = second + square
+        elif optimizer == "adam":
+            second = beta2 * second + (1 - beta2) * square
+        else:
+            second = second - (1 - beta2) * square * np.sign(second - square)
+        model = model + rate * first / (np.sqrt(second) + tau)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", dp_ogl.OPTIMIZERS)
+def test_masters_step_by_the_rules_of_server_optimisers(optimizer):
+    """Section V-C: each group has moments of its own, made of its own releases."""
+    channels = tuple(Channel(f"group-{m}", (m, m + 1), frozenset({f"group-{m}"})) for m in range(2))
+    chosen = dp_ogl.DPOGL(optimizer, server_learning_rate=0.5, server_momentum=0.6)
+    rows = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    state = dp_ogl.init_state(Public(torch.zeros(3)), range(3), chosen)
+    for t in range(4):
+        steps = [Public(torch.from_numpy(rows[m, t]), frozenset({10 * m + t})) for m in range(2)]
+        state = dp_ogl.move_models(state, channels, steps, chosen)
+    for m in range(2):
+        expected = optimise_by_hand(optimizer, rows[m].astype(float), rate=0.5, beta=0.6)
+        np.testing.assert_allclose(state[f"group-{m}"].value.numpy(), expected, rtol=1e-4, atol=1e-6)
+        assert state[f"group-{m}"].sources == frozenset(10 * m + t for t in range(4))
+
+
+@pytest.mark.parametrize("algorithm", ["dp_ogl", "dp_ogl_plus"])
+def test_a_masters_optimiser_costs_nothing(grouped, tmp_path, algorithm):
+    plain = sightline.run(grouped(**{"algorithm.name": algorithm}), out=tmp_path / "plain")
+    chosen = {"name": algorithm, "server_optimizer": "yogi", "server_momentum": 0.9}
+    moved = sightline.run(grouped(algorithm=chosen), out=tmp_path / "moved")
+    assert [r.body() for r in plain.ledger] == [r.body() for r in moved.ledger]
+    assert moved.summary["test_loss"] != plain.summary["test_loss"]
+    with pytest.raises(InvalidInput, match=r"algorithm\.server_optimizer=rmsprop: is unknown"):
+        sightline.run(grouped(algorithm={"name": algorithm, "server_optimizer": "rmsprop"}), out=tmp_path / "none")
 
 
 def test_label_groups_say_that_membership_is_public(grouped, tmp_path):

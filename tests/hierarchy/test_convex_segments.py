@@ -14,7 +14,8 @@ from sightline.events import ConvexSegment, Gaussian, Poisson
 from sightline.mechanisms import CallId, ConvexSegments
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
-from sightline.training import LocalTask
+from sightline.runtimes.local_trainer import client_rngs
+from sightline.training.call import CallKind, LocalTask, TrainingCall
 
 FILE = {
     "rounds": 2,
@@ -56,8 +57,10 @@ def steps_of(setting, member, x, y, *, start, steps=None, learning_rate=None, at
     plan = setting.mechanism.plans[member]
     plan = engine.build.replace(plan, noise_multiplier=0.0, steps=steps or plan.steps)
     worker, task = Simulator(other, secret, secret), LocalTask(steps=steps, learning_rate=learning_rate)
-    ((_, ends),) = worker.dp_sgd([member], start, plans=[plan], at=at, task=task)
-    return ends[0].double(), worker._grouped_batches(member, plan, at, worker._client_rngs(secret, sightline.randomness.Purpose.BATCHES, [member], at)[0])  # fmt: skip
+    call = TrainingCall(CallKind.DP_SGD, [member], start, at, task, [plan])
+    ((_, ends),) = worker.run(call)
+    (rng,) = client_rngs(secret, sightline.randomness.Purpose.BATCHES, call)
+    return ends[0].double(), worker.clients.grouped_batches(member, plan, at, rng)
 
 
 @pytest.mark.parametrize("changes", [{}, {"local.batch_size": 60}, AT_CLIENT, AS_OUTPUT], ids=["once", "often", "star", "output"])  # fmt: skip
@@ -89,7 +92,7 @@ def test_groups_take_turns_and_draw_for_themselves():
     worker, used = Simulator(setting, secret, secret), np.zeros((400, size))
     plan = engine.build.replace(plan, steps=4)
     for number in range(400):
-        batches = worker._grouped_batches(0, plan, CallId(number + 1, 0), np.random.default_rng(number))
+        batches = worker.clients.grouped_batches(0, plan, CallId(number + 1, 0), np.random.default_rng(number))
         assert len(batches) == 4
         for batch in batches:
             used[number, batch] += 1

@@ -5,14 +5,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 
 import sightline
 from sightline import engine
+from sightline.apps.report import RunView
 from sightline.apps.report.matrix import matrix_by_lines
-from sightline.apps.report.run_view import RunView
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Clear, Gaussian, Poisson, Pooled, Segment
 from sightline.ledger import Ledger
@@ -171,7 +172,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(treed, tmp_path, monkeypatch
     assert left_behind(tmp_path / "broken") == left_behind(tmp_path / "whole")
 
 
-FLAT = ["fedavg", "fedavgm", "fedprox", "fedyogi", "scaffold", "feddyn", "pfedme"]
+FLAT = ["fedavg", "fedavgm", "fedprox", "fedadagrad", "fedadam", "fedyogi", "scaffold", "feddyn", "pfedme"]
 
 
 @pytest.mark.parametrize("algorithm", FLAT)
@@ -205,11 +206,46 @@ def test_flat_algorithms_stay_within_their_target(treed, tmp_path, algorithm, wh
     {"algorithm.upcycle": 0.3},
     {"algorithm.schedule": "constant", "privacy.arithmetic": "integer"},
     {"privacy.unit": "sample", "topology.trusted": 0.0},
+    {"privacy.unit": "sample", "topology": {"kind": "tree", "subnets": 2}, "algorithm.name": "hfl_dp"},
+    {"privacy.unit": "sample", "topology": {"kind": "tree", "subnets": 1}, "algorithm.name": "pedpfl"},
+    {"topology.trusted": [0.0, 1.0, 0.5], "algorithm.subnet_weights": "equal"},
 ])  # fmt: skip
 def test_corners_run(treed, tmp_path, changes):
     run = sightline.run(treed(rounds=2, **changes, **{"algorithm.local_aggregation": 2}), out=tmp_path / "run")
     assert run.summary["rounds_done"] == 2
     assert math.isinf(run.epsilon) == (run.summary["unit"] == "none")
+
+
+def vector_of(run):
+    return torch.nn.utils.parameters_to_vector(run.model().parameters()).detach()
+
+
+def test_every_subnet_releases_as_often_as_it_aggregates(treed, tmp_path):
+    run = sightline.run(treed(**{"algorithm.local_aggregation": [2, 6, 3]}), out=tmp_path / "run")
+    for subject, observer, segments in (("client-0", "cloud", 3), ("client-3", "cloud", 1), ("client-4", "edge-2", 2)):
+        assert run.ledger.composition(subject, observer) == {Gaussian(0.8): 3 * segments}
+    # Before the first global model a device of another subnet has seen nothing.
+    first = next(release for release in run.ledger if release.source == "edge-0" and release.time == 1)
+    assert "client-4" not in first.audience
+
+
+def test_equal_lengths_give_the_bits_of_one_length(treed, tmp_path):
+    one = sightline.run(treed(), out=tmp_path / "one")
+    each = sightline.run(treed(**{"algorithm.local_aggregation": [2, 2, 2]}), out=tmp_path / "each")
+    assert torch.equal(vector_of(one), vector_of(each))
+
+
+def test_the_global_model_weighs_subnets_as_asked(treed, tmp_path):
+    """Without noise and with one step: the global model is the weighted mean of what each subnet finds alone."""
+    changes = {"privacy": {"unit": "none"}, "algorithm": {"name": "hfl", "local_aggregation": 6}, "rounds": 1}
+    weighted = treed(**changes, **{"algorithm.subnet_weights": [1, 2, 5]})
+    alone = []
+    for k in range(3):
+        only = {"algorithm.subnet_weights": [1e-12 if n != k else 1.0 for n in range(3)]}
+        alone.append(vector_of(sightline.run(treed(**changes, **only), out=tmp_path / str(k))))
+    found = vector_of(sightline.run(weighted, out=tmp_path / "all"))
+    wanted = sum(weight * vector.double() for weight, vector in zip((1 / 8, 2 / 8, 5 / 8), alone, strict=True))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_sample_unit_counts_whole_segments(treed, tmp_path):
@@ -274,6 +310,15 @@ def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
     ({"privacy.unit": "sample", "privacy.where": "client"}, "noises sums of clipped steps"),
     ({"algorithm.name": "hfl"}, "without privacy"),
     ({"algorithm": {"name": "hfl_dp"}}, "every device adds noise"),
+    ({"algorithm": {"name": "hfl_dp"}, "privacy.unit": "sample"}, "topology.trusted=.*nobody is trusted"),
+    ({"algorithm.name": "pedpfl", "privacy.unit": "sample", "topology": {"kind": "star"}}, "without trusted servers"),
+    ({"algorithm.local_aggregation": []}, "whole number of steps"),
+    ({"algorithm.local_aggregation": [2, 3]}, "2 values for 3 subnets"),
+    ({"algorithm.local_aggregation": [2, 3, 4]}, "local_aggregation=4: an interval of local.steps=6"),
+    ({"algorithm.local_aggregation": [2, 3, 6], "topology": {"kind": "tree", "levels": [3, 1], "trusted": 1.0}},
+     "trusted region sums several subnets"),
+    ({"algorithm.subnet_weights": [1, 2, -1]}, "positive number for each subnet"),
+    ({"topology.trusted": [0.5, 0.5]}, "2 probabilities for 3 servers"),
     ({"algorithm.name": "pedpfl", "privacy.where": "client"}, "one subnet"),
     ({"algorithm": {"name": "h2fdp", "schedule": "cosine"}}, "no such step size schedule"),
     ({"algorithm": {"name": "local"}}, "runs on star"),
@@ -308,8 +353,8 @@ def test_schedules_of_regions_are_apart(treed, tmp_path):
         "algorithm": {"name": "fedavg"}, "sampling.clients": {"scheme": "balanced", "uses": 6},
     }  # fmt: skip
     setting = engine.build_experiment(treed(**changes))
-    assert [channel.name for channel in setting.topology.gathers] == ["region-0", "region-1"]
-    assert len({setting.channel_number(channel) for channel in setting.topology.gathers}) == 2
+    assert [channel.name for channel in setting.topology.gathering_channels] == ["region-0", "region-1"]
+    assert len({setting.channel_number(channel) for channel in setting.topology.gathering_channels}) == 2
     run = sightline.run(treed(**changes), out=tmp_path / "run")
     (event,) = run.ledger.composition("client-0", "cloud")
     assert event == Allocation(12, 6, Gaussian(0.8))

@@ -15,7 +15,7 @@ def built(clients=6, place="edge", seed=0, **settings):
 
 
 def gathered(tree):
-    return {channel.name: (channel.members, channel.trusted, channel.through) for channel in tree.gathers}
+    return {channel.name: (channel.members, channel.trusted, channel.through) for channel in tree.gathering_channels}
 
 
 def test_even_and_uneven_subnets():
@@ -56,7 +56,7 @@ def test_noise_goes_up_a_trusted_chain_and_no_further():
 
 def test_who_sees_what_goes_up():
     tree = built(clients=8, levels=[4, 2], trusted=["edge-0"])
-    seen = {channel.name: channel.audience for channel in tree.gathers}
+    seen = {channel.name: channel.audience for channel in tree.gathering_channels}
     assert seen["edge-0"] == {"edge-0", "region-0", "cloud"}
     assert seen["edge-2"] == {"edge-2", "region-1", "cloud"}
     local = {channel.name: channel.audience for channel in tree.channels}
@@ -66,7 +66,7 @@ def test_who_sees_what_goes_up():
 
 def test_three_levels():
     tree = built(clients=8, levels=[4, 2, 1], trusted=1.0)
-    (only,) = tree.gathers
+    (only,) = tree.gathering_channels
     assert (only.name, len(only.members)) == ("level3-0", 8)
     assert only.through == {"edge-0", "edge-1", "edge-2", "edge-3", "region-0", "region-1"}
 
@@ -86,7 +86,7 @@ def test_kinds_of_observers():
 
 def test_the_cloud_is_trusted_only_with_everything_below_it():
     tree = built(subnets=2, place="server")
-    assert tree.gathers == (tree.top,)
+    assert tree.gathering_channels == (tree.top,)
     assert tree.trusted == ("edge-0", "edge-1", "cloud")
     assert "cloud" not in tree.lines
     with pytest.raises(Refused, match="edge-1 is not trusted and would see clean updates"):
@@ -96,7 +96,7 @@ def test_the_cloud_is_trusted_only_with_everything_below_it():
 def test_noise_at_the_devices_trusts_nobody_and_says_so():
     tree = built(subnets=2, place="client", trusted=1.0)
     assert tree.trusted == ()
-    assert not any(channel.trusted for channel in (*tree.channels, *tree.gathers))
+    assert not any(channel.trusted for channel in (*tree.channels, *tree.gathering_channels))
     assert "not used" in tree.notes[0]
 
 

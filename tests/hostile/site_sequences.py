@@ -17,7 +17,7 @@ from sightline.errors import SightlineError
 from sightline.ledger import Ledger
 from sightline.runtimes.remote.message import WireMessage
 from sightline.runtimes.site.budget import LifetimeBudget
-from sightline.runtimes.site.site import RunStore
+from sightline.runtimes.site.state import RunStore
 from tests.hostile.site_worlds import (
     ALPHA,
     CLAIMS,
@@ -360,7 +360,7 @@ class Attack:
     def check_ledger(self) -> None:
         """Every answer is in the ledger, and all of the ledger in the plan that was approved."""
         for site in self.worlds.sites:
-            with site._read_ledger() as (ledger, _):
+            with site._read_ledger() as ledger:
                 releases = list(ledger)
             for progress in self.runs.values():
                 own = [one for one in releases if one.joint.startswith(f"{progress.id}, ")]

@@ -18,7 +18,8 @@ from sightline.randomness import write_secret
 from sightline.runtimes.flower.export import export_shards
 from sightline.runtimes.remote.message import WireMessage, experiment_digest
 from sightline.runtimes.site.approval import APPROVALS
-from sightline.runtimes.site.site import RunStore, Site
+from sightline.runtimes.site.site import Site
+from sightline.runtimes.site.state import RunStore
 from sightline.training import dp_sgd_settings
 from tests.flower.cases import changed, privacy
 
@@ -77,13 +78,13 @@ class SiteWithout(Site):
     """The site when a client as a whole takes no part: its updates are zero."""
 
     def _compute_with(self, side, task, approval, kept, noised):
-        train = side._simulator.train
+        run = side._simulator.run
 
-        def stand_still(cohort, starts, **how):
-            for members, ends in train(cohort, starts, **how):
-                yield members, starts.expand_as(torch.as_tensor(ends)).clone()
+        def stand_still(call):
+            for members, ends in run(call):
+                yield members, call.starts.expand_as(torch.as_tensor(ends)).clone()
 
-        side._simulator.train = stand_still
+        side._simulator.run = stand_still
         return super()._compute_with(side, task, approval, kept, noised)
 
 

@@ -22,7 +22,7 @@ from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources import read_table
-from sightline.topology.groups import read_schedule
+from sightline.topology import read_schedule
 from sightline.topology.tree import read_tree
 from tests.hostile.full import FULL
 from tests.hostile.mutate import corpus, every_value, mutations

@@ -12,7 +12,7 @@ from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources import read_table
-from sightline.topology.groups import read_schedule
+from sightline.topology import read_schedule
 from sightline.topology.tree import read_tree
 
 STRANGE = ["/dev/zero", "/dev/stdin", ".", "", "a\0b", "x" * 5000, [], {}, 7, None, True, "loop"]

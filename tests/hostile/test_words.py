@@ -11,8 +11,9 @@ import pytest
 from sightline.accounting.accountant import Curve
 from sightline.api import Run
 from sightline.apps.cli.main import run_arguments
-from sightline.apps.report.comparison import compare_runs, draw_comparison
-from sightline.apps.sweep.jobs import folder_name, list_jobs
+from sightline.apps.report.comparison import compare_runs
+from sightline.apps.report.comparison_figure import draw_comparison
+from sightline.apps.sweep import folder_name, list_jobs
 from sightline.config import read
 from sightline.errors import HIDDEN, InvalidInput, printable
 from sightline.ledger import Ledger

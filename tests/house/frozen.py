@@ -2,6 +2,7 @@
 
     python -m tests.house.frozen            compare with tests/golden/frozen.json; runs every example (minutes)
     python -m tests.house.frozen --write    record the names and this machine's digests
+    python -m tests.house.frozen --names    record the names only, after a setting or a command was added
 
 Model and ledger digests hold for one kind of machine only (docs/reproducibility.md), so each set is stored under the
 machine that made it. Names are the same on every machine.
@@ -123,13 +124,14 @@ def read_golden() -> dict[str, Any]:
     return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.is_file() else {"names": {}, "digests": {}}
 
 
-def record() -> None:
-    """Write the names and this machine's digests."""
+def record(*, digests: bool) -> None:
+    """Write the names, and this machine's digests if asked."""
     golden = read_golden()
     golden["names"] = read_names()
-    short = {name: digest_run(name, SHORT) for name in QUICK}
-    whole = {name: digest_run(name) for name in EXAMPLES}
-    golden["digests"][describe_machine()] = {"short": short, "whole": whole}
+    if digests:
+        short = {name: digest_run(name, SHORT) for name in QUICK}
+        whole = {name: digest_run(name) for name in EXAMPLES}
+        golden["digests"][describe_machine()] = {"short": short, "whole": whole}
     GOLDEN.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -150,8 +152,10 @@ def compare() -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
-        record()
+    parser.add_argument("--names", action="store_true")
+    given = parser.parse_args()
+    if given.write or given.names:
+        record(digests=given.write)
         sys.exit(0)
     problems = compare()
     print("\n".join(problems) or "nothing differs")

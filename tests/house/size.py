@@ -25,6 +25,7 @@ RIDDLES = re.compile(r"\b(?:whoever|somebody|anew|so\s+many)\b", re.IGNORECASE)
 WIDTHS = {
     "Round": "algorithms/contract.py",
     "Mechanism": "mechanisms/contract.py",
+    "ChannelMechanism": "mechanisms/contract.py",
     "Algorithm": "algorithms/contract.py",
     "ClientExecutor": "mechanisms/updates.py",
     "BuiltExperiment": "engine/build.py",

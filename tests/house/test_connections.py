@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from sightline.api import Run
-from sightline.engine.record import DATABASE, RunRecord
+from sightline.engine import RunRecord
+from sightline.engine.record import DATABASE
 from sightline.errors import SightlineError
 from tests.report.report_runs import quickstart, release
 
@@ -17,8 +18,12 @@ def left_behind(monkeypatch, use):
     """What is told of connections that nobody closed."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(f"{type(found.exc_value).__name__}"))
-    use()
-    gc.collect()
+    gc.freeze()  # what other tests left in memory is not looked through
+    try:
+        use()
+        gc.collect()
+    finally:
+        gc.unfreeze()
     return told
 
 

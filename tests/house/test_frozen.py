@@ -10,6 +10,7 @@ import pytest
 
 import sightline
 from tests.house import frozen
+from tests.loops import for_every
 
 
 def recorded(kind):
@@ -19,7 +20,7 @@ def recorded(kind):
     return digests[kind]
 
 
-@pytest.mark.parametrize("kind", sorted(frozen.read_names()))
+@for_every(sorted(frozen.read_names()))
 def test_names_stay(kind):
     assert frozen.read_names()[kind] == frozen.read_golden()["names"][kind]
 

@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.loops import for_every
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
@@ -96,7 +98,7 @@ def pinned_versions(*names):
     return found
 
 
-@pytest.mark.parametrize("name", PINNED)
+@for_every(PINNED)
 def test_every_package_is_pinned_by_version_and_hash(name):
     """The constraints files had versions only: an index could serve other files for them. None names a host or a path."""
     assert pinned_versions(name)

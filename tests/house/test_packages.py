@@ -3,17 +3,17 @@
 import ast
 import inspect
 import pkgutil
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 import sightline
+from tests.loops import for_every
 
 SOURCE = Path(sightline.__file__).parent
 PACKAGES = (
-    "config events data models topology accounting ledger training private_loop mechanisms resources algorithms engine "
+    "config events data models topology accounting ledger training private_loop mechanisms laws resources algorithms engine "
     "runtimes testing apps.audit apps.report results api apps.sweep apps.serve apps.cli"
 ).split()
 """The packages in their order: each imports only from those before it; `api` is `sightline.run`, `results` what it
@@ -27,9 +27,15 @@ def package_of(path):
     return ".".join(parts[:2]) if parts[0] == "apps" else parts[0]
 
 
+@cache
+def nodes(path):
+    """Parse a file once and return all nodes of its syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path):
-    """(module, what) of every import statement, also the ones inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield (module, what) of every import statement, also the ones inside functions."""
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((name.name, "") for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -41,7 +47,7 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+@for_every(FILES)
 def test_a_package_imports_only_from_those_above_it(path):
     package = package_of(path)
     for module, name in imports(path):
@@ -56,7 +62,7 @@ def test_a_package_imports_only_from_those_above_it(path):
         assert wanted in allowed, f"{package} may not import {wanted}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+@for_every(FILES)
 def test_heavy_libraries_stay_in_their_packages(path):
     package = package_of(path)
     for module, name in imports(path):
@@ -90,5 +96,23 @@ def test_no_names_that_say_nothing():
 
 
 def test_no_assert_outside_the_tests():
-    for path in FILES:
-        assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)], path
+    assert not [path for path in FILES if any(isinstance(node, ast.Assert) for node in nodes(path))]
+
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = sorted(path for name in ("tests", "benchmarks", "papers") for path in (ROOT / name).rglob("*.py"))
+
+
+@for_every(CLIENTS)
+def test_every_name_that_tests_and_benchmarks_import_exists(path):
+    """A change of one package is tried with the tests of that package; this check reads all the others."""
+    for module, name in imports(path):
+        if module.split(".")[0] == "sightline" and (FLOWER or "flower" not in module):
+            found = import_module(module)
+            assert not name or hasattr(found, name) or find_spec(f"{module}.{name}"), f"{module}.{name}"
+
+
+def test_every_test_file_has_a_name_of_its_own():
+    """Folders without `__init__.py` share one namespace: two files of one name cannot be collected together."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -5,12 +5,11 @@ import importlib
 import inspect
 import pkgutil
 
-import pytest
-
 import sightline.mechanisms
 from sightline.mechanisms import SAMPLERS, CohortSampler
-from tests.house.test_packages import FILES, SOURCE, package_of
+from tests.house.test_packages import FILES, package_of
 from tests.laws.noise import mechanism_classes
+from tests.loops import for_every
 
 OUTSIDE = [path for path in FILES if package_of(path) != "mechanisms"]
 ASKING = {"isinstance", "issubclass"}
@@ -53,7 +52,7 @@ def names_in(node):
     return words | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
-@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(SOURCE)))
+@for_every(OUTSIDE)
 def test_no_other_package_asks_for_the_class_of_a_mechanism_or_sampler(path):
     assert asked_classes(path.read_text()) == set()
 
@@ -64,8 +63,7 @@ def test_the_closed_classes_are_those_of_the_registries():
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "balanced", "check_ins", "turns"}
 
 
-@pytest.mark.parametrize(
-    "source",
+@for_every(
     [
         "isinstance(m, CentralMean | LocalMean)",
         "isinstance(m, mechanisms.CentralMean)",

@@ -16,11 +16,10 @@ from sightline.accounting import gaussian
 from sightline.config import read
 from sightline.errors import InvalidInput
 from sightline.events import Allocation, Gaussian, Poisson
+from tests.loops import for_every
 
-NAMES = [row.name for row in ROWS]
 
-
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@for_every(ROWS)
 def test_every_row_is_a_valid_file(row):
     experiment = read(row.file)
     assert experiment.name == row.name
@@ -28,7 +27,10 @@ def test_every_row_is_a_valid_file(row):
     if row.noise is not None:
         assert (experiment.privacy.epsilon, experiment.privacy.delta) == (3.0, 1e-5)
         assert experiment.data.test_fraction == 0.0
-    assert {file.stem for file in rows.HERE.glob("*.toml")} == set(NAMES)
+
+
+def test_every_file_has_a_row():
+    assert {file.stem for file in rows.HERE.glob("*.toml")} == {row.name for row in ROWS}
 
 
 def test_the_page_is_what_the_results_say():
@@ -41,10 +43,9 @@ def test_the_picture_shows_every_row_that_was_run():
         assert (f">{row.name}<" in shown) == bool(find_lines(row, read_results())), row.name
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
-def test_numbers_elsewhere_are_those_of_the_page(page):
+def test_numbers_of_the_readme_are_those_of_the_page():
     """They are rounded to the nearest tenth; accuracies are no promises."""
-    text = (PAGE.parents[1] / page).read_text()
+    text = (PAGE.parents[1] / "README.md").read_text()
     for row, name in zip(LINEAR, ("MNIST", "Fashion-MNIST", "CIFAR-10"), strict=True):
         mean = 100 * np.mean([line["test_accuracy"] for line in find_lines(row, read_results())])
         assert f"{name} {mean:.1f}" in text
@@ -66,7 +67,7 @@ def test_no_run_that_is_kept_spent_more_than_was_stated():
             assert line["epsilon_lower"] <= line["epsilon_upper"]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.audit], ids=lambda row: row.name)
+@for_every([row for row in ROWS if row.audit])
 def test_an_audited_file_has_the_rate_the_steps_and_the_budget_of_its_row(row):
     own, audited = read(row.file), read(row.file, row.audit)
     assert (own.rounds, own.privacy, own.algorithm) == (audited.rounds, audited.privacy, audited.algorithm)

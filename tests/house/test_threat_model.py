@@ -3,16 +3,14 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
 LINKS = re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", PAGE)
 
 
-@pytest.mark.parametrize(("name", "path"), LINKS, ids=[name for name, _ in LINKS])
-def test_the_test_exists(name, path):
-    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+def test_the_tests_exist():
+    files = {path: (ROOT / path).read_text() if (ROOT / path).is_file() else "" for _, path in LINKS}
+    assert not [link for link in LINKS if not re.search(rf"^def {link[0]}\(", files[link[1]], re.MULTILINE)]
 
 
 def test_every_row_of_a_table_has_a_test_or_says_that_there_is_none():
@@ -23,6 +21,6 @@ def test_every_row_of_a_table_has_a_test_or_says_that_there_is_none():
         assert "](../tests/" in cell or cell.strip() == "not tested", row
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)", PAGE))))
-def test_every_link_leads_somewhere(link):
-    assert (ROOT / "docs" / link).exists()
+def test_every_link_leads_somewhere():
+    links = set(re.findall(r"\]\((?!http)([^)#]+)", PAGE))
+    assert not [link for link in links if not (ROOT / "docs" / link).exists()]

@@ -3,7 +3,11 @@
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+
+import sightline
+from sightline.runtimes.local_trainer import LocalClients
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 41
@@ -22,3 +26,16 @@ def test_a_round_of_the_quickstart_is_a_short_walk():
     assert by_contract > 0, "the walk has eyes"
     assert "fedavg.py run_round -> engine/round.py sample" in done.stdout
     assert files <= MOST_FILES
+
+
+def test_release_mean_reaches_training_in_eight_calls(monkeypatch, tmp_path):
+    stacks, train = [], LocalClients.train
+
+    def record_stack(self, call):
+        stacks.append([frame.name for frame in traceback.extract_stack()[:-1]])
+        return train(self, call)
+
+    monkeypatch.setattr(LocalClients, "train", record_stack)
+    sightline.run("examples/quickstart.toml", overrides=["rounds=1"], out=tmp_path / "run")
+    names = stacks[0]
+    assert len(names) - names.index("release_mean") <= 8, names

@@ -11,8 +11,7 @@ from typing import Any, get_args
 from sightline import algorithms, data, engine, topology
 from sightline.config import Privacy, SampleSampler, parse
 from sightline.data import Federation
-from sightline.engine.build import BuiltExperiment
-from sightline.engine.plan import plan_releases
+from sightline.engine import BuiltExperiment, plan_releases
 from sightline.errors import InvalidInput
 from sightline.ledger import Ledger
 from sightline.mechanisms import MECHANISMS, SAMPLERS
@@ -72,6 +71,7 @@ TOPOLOGY: dict[str, dict[str, Any]] = {
     "groups": {"structure": "ring", "groups": 2, "period": 2},
     "tree": {"subnets": 2, "trusted": ["edge-0"]},
     "clusters": {"count": 2},
+    "graph": {"structure": "ring"},
 }
 OWN: dict[tuple[str, str], dict[str, Any]] = {("tree", "pedpfl"): {"subnets": 1, "trusted": 0.0}}
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -232,7 +232,7 @@ def _homes() -> list[dict[str, str]]:
     return [
         {"topology": place, "algorithm": name}
         for name, algorithm in algorithms.REGISTRY.items()
-        for place in algorithm.topologies
+        for place in algorithm.facts.topologies
         if place in topology.REGISTRY
     ]
 

@@ -23,13 +23,14 @@ import torch
 import sightline.mechanisms
 from sightline import engine
 from sightline.config import parse
-from sightline.engine.build import BuiltExperiment
+from sightline.engine import BuiltExperiment
 from sightline.engine.execution import LiveExecution
 from sightline.engine.round import TrainingRound
 from sightline.events import Clear, Event, Exponential, Gaussian, Product, Pure
 from sightline.ledger import POST_PROCESSING, Ledger, Release
 from sightline.mechanisms import (
     MECHANISMS,
+    AdaptiveMean,
     CentralMean,
     ConvexSegments,
     CorrelatedByTrust,
@@ -40,6 +41,7 @@ from sightline.mechanisms import (
     NoiseByTrust,
     NoPrivacy,
     PooledMean,
+    PrivateSteps,
     Public,
     ReleaseContext,
     ReleaseValues,
@@ -48,13 +50,13 @@ from sightline.mechanisms import (
     SegmentSums,
     Updates,
 )
+from sightline.mechanisms.contract import UniformMechanism
 from sightline.mechanisms.convex_solver import to_unit, unit_examples
 from sightline.mechanisms.perturbation import REMAINDER, Objective, Output
-from sightline.mechanisms.updates import PrivateSteps
 from sightline.randomness import EVERYONE, Streams
 from sightline.runtimes import Simulator
 from sightline.topology import client_name
-from sightline.training.local_work import AS_PLANNED
+from sightline.training.call import CallKind, TrainingCall
 from tests.laws.combinations import Combination, plain
 
 CLIP_NORM, LEARNING_RATE, CURVATURE, TOLERANCE = 0.5, 0.1, 0.5, 1e-3
@@ -105,6 +107,7 @@ PARTS = {
     "algorithm": {"split": {"parts": 3, "unsplit": ["first"], "unsplit_noise": 1.6, "unsplit_clip_norm": 0.2}},
     "model": {"name": "mlp", "hidden": [36, 36]},
 }
+ADAPTIVE = {"privacy": {"adaptive_clipping": {"quantile": 0.6, "learning_rate": 0.8}}}
 TURNS = {"clients": "turns"}
 CORRELATED = TURNS | {"noise": "correlated"}
 THREE_GROUPS = {"sampling": {"clients": {"scheme": "turns", "groups": 3}}}
@@ -131,6 +134,14 @@ CASES: dict[str, Case] = {
     "central, parts": Case({"clients": "poisson", "split": "yes"}, PARTS),
     "central, groups": Case({"topology": "groups", "algorithm": "dp_ogl", "clients": "poisson"}, {"topology": SEVERAL}),
     "central, groups of their own": Case({"topology": "groups", "algorithm": "dp_ogl_plus"}),
+    "central, adaptive": Case({"clients": "poisson"}, ADAPTIVE, rounds=8),
+    "central, adaptive, replaced, integers": Case(
+        {"clients": "fixed", "adjacency": "replace"},
+        {"privacy": {"adaptive_clipping": {"count_noise_multiplier": 5.0}, "arithmetic": "integer"}},
+    ),
+    "central, adaptive, groups": Case(
+        {"topology": "groups", "algorithm": "dp_ogl", "clients": "poisson"}, {"topology": SEVERAL} | ADAPTIVE
+    ),
     "central, turns": Case(TURNS, rounds=8),
     "central, turns, replaced": Case(TURNS | {"adjacency": "replace"}, THREE_GROUPS, rounds=6),
     "central, drawn turns": Case(TURNS, DRAWN_TURNS, rounds=8),
@@ -190,7 +201,6 @@ CASES: dict[str, Case] = {
     "output, per_sample_mean, replaced": Case(
         OUTPUT | {"samples": "full", "adjacency": "replace"}, bound("per_sample_mean")
     ),
-    "output, as_published": Case(OUTPUT, bound("as_published"), rounds=2),
     "objective": Case(SAMPLE | {"mechanism": "objective"}, {"privacy": {"gradient_tolerance": TOLERANCE}}),
     "objective, replaced": Case(
         SAMPLE | {"mechanism": "objective", "adjacency": "replace"}, {"privacy": {"gradient_tolerance": TOLERANCE}}
@@ -216,15 +226,12 @@ class KnownClients:
         length = (3.0 if member % 2 else 0.1) * CLIP_NORM
         return torch.from_numpy(direction * (length / np.linalg.norm(direction))).float()
 
-    def train(self, cohort, starts, *, at, task, recall=None, splitter=None):
-        """Where the members' training ended."""
-        if cohort:
-            yield list(cohort), starts + torch.stack([self.update(member, at) for member in cohort])
-
-    def dp_sgd(self, cohort, starts, *, plans, at, task, recall=None):
-        """The same: only where the members add no noise themselves, which another does for them."""
-        assert {plan.noise_multiplier for plan in plans} <= {0.0}
-        return self.train(cohort, starts, at=at, task=task)
+    def run(self, call):
+        """Where training ended; private steps only where another adds the noise for the members."""
+        assert call.kind in (CallKind.TRAIN, CallKind.DP_SGD)
+        assert {plan.noise_multiplier for plan in call.plans} <= {0.0}
+        if call.cohort:
+            yield call.cohort, call.starts + torch.stack([self.update(member, call.at) for member in call.cohort])
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,6 +323,8 @@ def noises_in(event: Event) -> tuple[float, ...]:
     if isinstance(event, Gaussian):
         return (event.noise_multiplier,)
     if isinstance(event, Product):
+        if all(isinstance(part, Gaussian) for part in event.events):  # a sum and a count
+            return tuple(z for part in event.events for z in noises_in(part))
         unsplit, parts = event.events
         return noises_in(parts) + noises_in(unsplit)
     return noises_in(event.event)  # coins, schedules, parts and pools around one Gaussian
@@ -369,6 +378,28 @@ def at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
     return residual / scales(run, release, doubled(run) * radius)
 
 
+def adapted_radius(run: Noted, call: Call) -> float:
+    """C_t = C_1 prod exp(-eta (b_s - gamma)) over the earlier shares inside of the channel."""
+    rule, name = run.setting.experiment.privacy.adaptive_clipping, call.context.channel.name
+    assert rule is not None
+    earlier = [c.outcome.numbers["inside_clip_norm"] for c in run.calls[: run.calls.index(call)]
+               if c.context.channel.name == name]  # fmt: skip
+    return CLIP_NORM * math.exp(-rule.learning_rate * sum(b - rule.quantile for b in earlier))
+
+
+def adaptively_at_server(run: Noted, call: Call, release: Release) -> torch.Tensor:
+    """`at_server` with the radius of the round; and the count of those inside, centred at 1/2."""
+    radius, members = adapted_radius(run, call) * call.context.channel.clip_factor, call.updates.cohort.members
+    updates = [run.worker.update(n, call.updates.at) for n in members]
+    total = sum(onto_ball(update, radius) for update in updates)
+    inside = sum(0.5 if float(update.double().norm()) <= radius else -0.5 for update in updates)
+    z_sum, z_count = noises_in(release.event)
+    expected = expected_cohort(run, call)
+    residual = (call.value_of(release).double() * expected - total) / (z_sum * doubled(run) * radius)
+    count = (call.outcome.numbers["inside_clip_norm"] - 0.5) * expected - inside
+    return torch.cat([residual, torch.tensor([count / (z_count * doubled(run) / 2)])])
+
+
 def at_client(run: Noted, call: Call, release: Release) -> torch.Tensor:
     """clipped update + noise."""
     radius = CLIP_NORM * call.context.channel.clip_factor
@@ -415,7 +446,9 @@ def own_steps(run: Noted, call: Call, release: Release) -> torch.Tensor:
     member, updates = sender(release), call.updates
     plan = replace(run.setting.mechanism.plans[member], line=call.context.line)  # type: ignore[attr-defined]
     start = updates.starts[member].value
-    ((_, ends),) = run.worker.dp_sgd([member], start, plans=[silent(plan)], at=updates.at, task=updates.task)
+    ((_, ends),) = run.worker.run(
+        replace(updates.make_call(CallKind.DP_SGD, [silent(plan)]), cohort=[member], starts=start)
+    )
     noise = (call.value_of(release).double() - (ends[0] - start).double()) * (-plan.expected_batch / LEARNING_RATE)
     return noise / scales(run, release, CLIP_NORM)
 
@@ -438,18 +471,19 @@ def perturbed_output(run: Noted, call: Call, release: Release) -> torch.Tensor:
     start, size = call.updates.starts[member].value, float(run.setting.federation.sizes[member])
     sent, (z,) = call.value_of(release).double(), noises_in(release.event)
     if name == "strongly_convex":
-        ((_, found),) = run.worker.minimise(
-            [member], start, task=AS_PLANNED, linear={}, gradient_tolerance=TOLERANCE
-        )  # fmt: skip
+        minimise = TrainingCall(CallKind.MINIMISE, [member], start, call.updates.at, gradient_tolerance=TOLERANCE)
+        ((_, found),) = run.worker.run(minimise)
         moved = doubled(run) * math.sqrt(2) / (size * CURVATURE) + 2 * TOLERANCE / CURVATURE
         model = torch.from_numpy(to_unit((sent + start.double()).numpy(), 3))
         return (model - found[0].double()) / (z * moved)
     if name == "per_sample_mean":
         plan = PrivateSteps(CLIP_NORM, 0.0, 1.0, 1, 1.0)
-        ((_, sums),) = run.worker.gradient_sums([member], start, plans=[plan], at=call.updates.at)
+        ((_, sums),) = run.worker.run(
+            TrainingCall(CallKind.GRADIENT_SUMS, [member], start, call.updates.at, plans=[plan])
+        )
         step = -LEARNING_RATE / size * sums[0].double()
         return (sent - step) / (z * doubled(run) * LEARNING_RATE * CLIP_NORM / size)
-    ((_, ends),) = run.worker.train([member], start, at=call.updates.at, task=AS_PLANNED)
+    ((_, ends),) = run.worker.run(TrainingCall(CallKind.TRAIN, [member], start, call.updates.at))
     return (sent + start.double() - onto_ball(ends[0], CLIP_NORM)) / (z * 2 * CLIP_NORM)
 
 
@@ -535,6 +569,7 @@ def whitened(run: Noted, call: Call, release: Release) -> torch.Tensor:
 Law = Callable[[Noted, Call, Release], torch.Tensor]
 LAWS: dict[type, Law | None] = {
     CentralMean: at_server,
+    AdaptiveMean: adaptively_at_server,
     LocalMean: at_client,
     PooledMean: at_client,
     EveryoneNoisesMean: of_everyone,
@@ -554,12 +589,15 @@ LAWS: dict[type, Law | None] = {
 
 @cache
 def mechanism_classes() -> frozenset[type]:
-    """Every class of the package that has what the contract asks for, registered or not."""
+    """Every class of the package that has what the contract asks for, registered or not; not the abstract bases."""
     contract = {name for name in vars(Mechanism) if not name.startswith("_")}
     found = set()
     for module in pkgutil.iter_modules(sightline.mechanisms.__path__, "sightline.mechanisms."):
         for kind in vars(importlib.import_module(module.name)).values():
-            if inspect.isclass(kind) and kind is not Mechanism and contract <= set(dir(kind)):
+            if not inspect.isclass(kind) or kind is Mechanism or not contract <= set(dir(kind)):
+                continue
+            # A base resolves to itself and leaves the mean to its subclasses.
+            if hasattr(kind, "mean") or kind.at is not UniformMechanism.at:
                 found.add(kind)
     return frozenset(found)
 

@@ -7,7 +7,7 @@ import pytest
 
 from sightline import accounting, engine
 from sightline.config import parse
-from sightline.engine.plan import plan_releases
+from sightline.engine import plan_releases
 from sightline.events import from_json
 from sightline.ledger import export_ledger
 from sightline.mechanisms import MECHANISMS

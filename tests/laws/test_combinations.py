@@ -12,7 +12,8 @@ from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
 from sightline.ledger import export_ledger
 from sightline.plugins import BrokenLaw
-from sightline.testing.reaccount import confirm_composition, confirm_ledger, list_kinds
+from sightline.testing import confirm_ledger
+from sightline.testing.reaccount import confirm_composition, list_kinds
 from tests.laws import combinations as laws
 from tests.laws.table import page
 
@@ -34,7 +35,9 @@ HIDDEN = {"poisson": {"poisson"}, "balanced": {"allocation"}, "check_ins": {"poi
 def hides(c):
     """The kinds of coins that a combination's promise may rest on, and no others."""
     found = {"split"} if c.split == "yes" else set()
-    personal = algorithms.REGISTRY[c.algorithm].personal  # each client's own model goes to everyone, with its own noise
+    personal = algorithms.REGISTRY[
+        c.algorithm
+    ].facts.personal  # each client's own model goes to everyone, with its own noise
     if c.unit == "client" and c.where in ("server", "edge") and not personal:
         found |= HIDDEN.get(c.clients, set())
     if c.unit == "sample" and c.mechanism == "gaussian" and c.noise != "correlated":  # else batches are fixed

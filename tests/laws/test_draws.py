@@ -13,8 +13,8 @@ from scipy import stats
 from sightline import algorithms, engine, topology
 from sightline.apps.audit.canaries import CanaryInclusion, canary_examples
 from sightline.config import parse
+from sightline.engine import plan_releases
 from sightline.engine.execution import AbsentClients, LiveExecution
-from sightline.engine.plan import plan_releases
 from sightline.engine.round import TrainingRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat, Segment
 from sightline.ledger import Ledger, export_ledger
@@ -76,7 +76,8 @@ def drawing(place, scheme):
 
 def test_every_sampler_and_topology_is_drawn_from_here():
     assert set(SCHEMES) | {"full", "turns"} == set(SAMPLERS)  # whose turn it is is no draw
-    assert set(PLACES) == set(topology.REGISTRY)
+    # A node of a graph decides by itself: no party draws it, and nothing is claimed to be hidden.
+    assert set(PLACES) | {"graph"} == set(topology.REGISTRY)
 
 
 @pytest.mark.parametrize(("place", "scheme"), WAYS)
@@ -256,7 +257,7 @@ def test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen():
     setting = drawing("tree", "poisson")
     ledger, execution = Ledger(), Chosen(setting.federation.sizes.tolist(), 1)
     r = TrainingRound(setting, ledger, execution, 1)
-    r.set_pace(LocalSchedule(rates={channel.name: 0.1 for channel in r.channels}), most_steps=2)
+    r.control.set_schedule(LocalSchedule(rates={channel.name: 0.1 for channel in r.channels}), most_steps=2)
     for channel in r.channels:
         r.release_mean(r.train(r.sample(channel), Public(torch.zeros(1))), channel)
     rates = {release.event.rate for release in ledger if isinstance(release.event, Poisson)}
@@ -282,13 +283,13 @@ class Chosen(LiveExecution):
         return {n: n % len(ballot.candidates) for n in ballot.choosers.members}
 
 
-HIDES_NOTHING = {"local", "mrmtl", "ifca", "rdpcfl", "pedpfl", "hfl", "hfl_dp"}
+HIDES_NOTHING = {"dsgd", "local", "mrmtl", "ifca", "rdpcfl", "pedpfl", "hfl", "hfl_dp"}
 """Algorithms none of whose releases at the client unit claims that nobody knows who took part."""
 
 
 def hiding(name):
     """The algorithm wherever its releases claim that nobody knows who took part."""
-    for place in algorithms.REGISTRY[name].topologies:
+    for place in algorithms.REGISTRY[name].facts.topologies:
         for scheme in ("poisson", "balanced"):
             where = "edge" if place == "tree" else "server"
             c = Combination(topology=place, algorithm=name, clients=scheme, where=where)
@@ -320,7 +321,7 @@ def test_who_draws_a_cohort_is_said_to_know_it():
             for release in planned(c)[0]:
                 if isinstance(release.event, Poisson | Allocation):
                     told[c.topology, release.source] = release.source in release.coins_known_to
-    assert {place for place, _ in told} == set(topology.REGISTRY)
+    assert {place for place, _ in told} == set(topology.REGISTRY) - {"graph"}
     assert all(told.values())
 
 

@@ -64,13 +64,15 @@ def test_every_mechanism_is_registered_and_has_a_law_of_its_noise_and_a_case(mon
     """A mechanism that is new, or that nothing in the registry leads to, is red until its noise is measured."""
     reached = Counter()
     for kind in mechanism_classes():
-        whole = kind.mean
+        # A mechanism that differs by channel has no mean of its own: it is reached when it is resolved.
+        method = "mean" if hasattr(kind, "mean") else "at"
+        whole = getattr(kind, method)
 
         def noted(self, *a, whole=whole):
             reached[type(self)] += 1
             return whole(self, *a)
 
-        monkeypatch.setattr(kind, "mean", noted)
+        monkeypatch.setattr(kind, method, noted)
     for case in CASES.values():
         noted_run(case.setting(), 1)
     assert set(reached) | {NoPrivacy} == mechanism_classes() == set(LAWS)
@@ -127,7 +129,7 @@ def test_nobody_gets_less_noise_than_it_needs(name):
             subjects.add(client)
             if isinstance(release.event, Pure):
                 assert release.event.epsilon <= 1 / NEEDED[client] * (1 + 1e-12)
-            elif run.setting.experiment.privacy.sensitivity != "as_published":
+            else:
                 got = noises_in(release.event)[0] * spread_noise(run, release)
                 assert got >= NEEDED[client] * call.context.channel.noise_factor * (1 - 1e-12)
     assert subjects == set(NEEDED)
@@ -181,7 +183,7 @@ def test_a_pool_has_as_many_noises_as_it_claims():
             found += 1
             assert release.event.noises == len(call.left) - 1
     assert found
-    assert isinstance(run.setting.mechanism.at(run.calls[0].context), PooledMean)
+    assert isinstance(run.setting.mechanism.at(run.calls[0].context.channel), PooledMean)
 
 
 def test_a_star_pools_the_noises_of_all_senders_but_one():
@@ -221,6 +223,7 @@ def test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviati
     )
     case = CASES[name]
     for noise in standard_noises(noted_run(case.setting(), 2)):
+        noise = noise[:-1] if "adaptive" in name else noise  # a count's noise is in integers
         np.testing.assert_allclose(noise, 1.0, rtol=2e-3 if "strongly" in name else 1e-3)
 
 

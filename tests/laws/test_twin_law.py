@@ -12,6 +12,6 @@ def test_values_without_a_subject_are_within_the_claim(name):
     setting = CASES[name].setting()
     found = compare_worlds(setting, seed=0)
     assert not found["twin_worlds_refuted"], found["twin_worlds"]
-    solved = setting.mechanism.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
+    solved = setting.mechanism.facts.noised_value in (NoisedValue.MODEL, NoisedValue.PATH)
     nothing = found["twin_worlds"].startswith("Twin worlds: 0 values")
     assert nothing is solved or name == "central, groups of their own"  # whose subjects are in other groups by chance

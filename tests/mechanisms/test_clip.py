@@ -55,7 +55,7 @@ def test_a_senseless_ball_is_refused(clip_norm):
 @given(st.lists(vectors.map(lambda v: torch.nn.functional.pad(v, (0, 20 - len(v)))), min_size=1, max_size=8), st.data())
 def test_one_update_moves_the_sum_by_its_sensitivity(updates, data):
     def total(some, adjacency=Adjacency.ADD_REMOVE):
-        return clipped_sum(some, dimension=20, clip_norm=1.5, adjacency=adjacency)
+        return clipped_sum(enumerate(some), dimension=20, clip_norm=1.5, adjacency=adjacency)
 
     place = data.draw(st.integers(0, len(updates) - 1))
     without = [u for n, u in enumerate(updates) if n != place]

@@ -12,7 +12,7 @@ from scipy import stats
 
 from sightline.events import Adjacency
 from sightline.mechanisms import clip_and_noise as sampler
-from sightline.mechanisms.clip_and_noise import INTEGERS, UNITS, on_grid, rounded_gaussian
+from sightline.mechanisms.clip_and_noise import UNITS, GridSum, on_grid, rounded_gaussian, sum_and_noise
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -111,8 +111,8 @@ def test_broken_updates_count_as_zero(bad: float):
 def test_the_noisy_sum_is_the_clipped_sum_plus_noise_of_the_claimed_scale(adjacency: Adjacency, sensitivity: float):
     dimension = 100_000
     updates = [torch.full((dimension,), 1e-4), torch.full((dimension,), math.nan), torch.full((dimension,), 1.0)]
-    value, rejected = INTEGERS(
-        updates, dimension=dimension, clip_norm=1.5, noise_multiplier=0.8, adjacency=adjacency, rng=rng(2)
+    value, rejected = sum_and_noise(
+        enumerate(updates), GridSum(dimension), clip_norm=1.5, noise_multiplier=0.8, adjacency=adjacency, rng=rng(2)
     )
     assert rejected == 1
     noise = value.double().numpy() - 1e-4 - 1.5 / math.sqrt(dimension)

@@ -18,7 +18,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from sightline.models.certificate.rules import RULES, BatchAxis, BatchPositions, BatchSize, Mixing
+from sightline.models.certificate import BatchAxis, BatchPositions, BatchSize
+from sightline.models.certificate.rules import RULES, Mixing
 from sightline.models.certificate.walk import UNWRITTEN, tag_node
 
 BATCH = 4

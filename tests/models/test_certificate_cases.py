@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.data.federation import Kind
+from sightline.data import Kind
 from sightline.models import build_model
 from sightline.models.certificate import BatchAxis, Certificate, Objection, certificate_of, certify, certify_module
 from tests.models.certificate_cases import CASES, Net, rows_of

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sightline.models.certificate.rules import FILLING, FREE_ONLY, RULES, BatchAxis, Rule
+from sightline.models.certificate import BatchAxis
+from sightline.models.certificate.rules import FILLING, FREE_ONLY, RULES, Rule
 from sightline.models.certificate.walk import CHECKS, UNWRITTEN
 from tests.models.certificate_cases import MixingBackward
 from tests.models.certificate_fuzz import KINDS, SKIPPED, Drawer, Ref, Unfit, aten, false_tag, overload, random_program

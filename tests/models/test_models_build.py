@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.data.federation import Kind
+from sightline.data import Kind
 from sightline.errors import InvalidInput, Refused
 from sightline.models import MODELS, bind_parameters, build_model, mixing_layer, refuse_mixing_layers
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import sightline
 from sightline.config import parse
-from sightline.data.federation import Kind
+from sightline.data import Kind
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import clipped_gradient_sum

@@ -89,13 +89,19 @@ def momentum_server(beta):
     return server
 
 
-def yogi_server(dimension, *, eta, beta1, beta2, tau):
+def adaptive_server(kind, dimension, *, eta, beta1, tau, beta2=0.0):
+    """Reddi et al. 2021, Algorithm 2: lines 12, 13 (adagrad), 14 (yogi) or 15 (adam), and 16."""
     m, v = np.zeros(dimension), np.full(dimension, tau**2)
 
     def server(update):
         nonlocal m, v
         m = beta1 * m + (1 - beta1) * update
-        v = v - (1 - beta2) * update**2 * np.sign(v - update**2)
+        if kind == "fedadagrad":
+            v = v + update**2
+        elif kind == "fedyogi":
+            v = v - (1 - beta2) * update**2 * np.sign(v - update**2)
+        else:
+            v = beta2 * v + (1 - beta2) * update**2
         return eta * m / (np.sqrt(v) + tau)
 
     return server

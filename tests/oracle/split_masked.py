@@ -41,6 +41,12 @@ def gradient(model, weights: Tensor, positions: Tensor, x: Tensor, y: Tensor) ->
     return flat
 
 
+def gradient_in(sub, model, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`gradient` in a submodel; a part that is a list of tensors has the whole network, and the other tensors held."""
+    flat = gradient(model, weights, sub.positions, x, y)
+    return flat if sub.moves is None else torch.where(sub.moves > 0, flat, torch.zeros(()))
+
+
 def clipped(flat: Tensor, unsplit: Tensor, clip_norm: float, unsplit_clip_norm: float) -> Tensor:
     """Both pieces scaled into their balls."""
     out = flat.clone()

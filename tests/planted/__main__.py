@@ -14,7 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.planted.bugs import BUGS, PACKAGE, ROOT, Bug
+from tests.planted.bugs import BUGS, Bug
+from tests.planted.edits import PACKAGE
+
+ROOT = Path(__file__).parents[2]
 
 RED, GREEN = 1, 0
 """What pytest exits with: any other number is neither, but a test run that did not happen."""
@@ -56,7 +59,7 @@ def list_bugs() -> int:
     width = max(map(len, BUGS))
     for name, bug in BUGS.items():
         print(f"{name:{width}}  {bug.says}")
-        print(f"{'':{width}}  {', '.join(edit.file for edit in bug.edits)} -> {', '.join(bug.tests)}")
+        print(f"{'':{width}}  {', '.join(edit.where for edit in bug.edits)} -> {', '.join(bug.tests)}")
     print(f"{len(BUGS)} bugs")
     return 0
 

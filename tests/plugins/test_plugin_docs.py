@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = [(kind, body) for kind, body in BLOCK.findall(PAGE)]
-OWN, TESTED = (body for kind, body in BLOCKS if kind == "python")
+OWN, COUNTED, TESTED = (body for kind, body in BLOCKS if kind == "python")
 
 
 def test_the_snippet_has_ten_lines():
@@ -41,6 +41,20 @@ def test_the_snippet_keeps_the_laws():
     names = {}
     exec(OWN + TESTED, names)  # the page's own blocks
     names["test_the_laws"]()
+
+
+def test_the_count_is_released_charged_and_checked(tmp_path, monkeypatch):
+    (tmp_path / "counted.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    few = ["rounds=3", "data.clients=20", "privacy.mechanism=counted:COUNTED"]
+    run = sightline.run(ROOT / "examples" / "quickstart.toml", overrides=few, out=tmp_path / "run")
+    assert 7.99 < run.epsilon <= 8
+    events = {release.event for release in run.ledger if "public" in release.audience}
+    assert [part.noise_multiplier for event in events for part in event.event.events] == [
+        pytest.approx(2**0.5 * run.metadata["noise_multiplier"])
+    ] * 2
+    assert len({row["clipped"] for row in run.history}) == 3
+    sys.modules.pop("counted", None)
 
 
 def test_the_page_names_every_kind():

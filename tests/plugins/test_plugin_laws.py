@@ -1,5 +1,6 @@
 """The laws hold for what is built in, and each of them can fail: for every law there is something that breaks it."""
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -13,16 +14,24 @@ from sightline import algorithms, engine, topology
 from sightline.config import parse
 from sightline.engine.algorithm_laws import check_sources
 from sightline.errors import Refused
-from sightline.events import Adjacency, Gaussian, Pure
-from sightline.mechanisms import CentralMean, LocalMean, NoiseByTrust, Public, ReleaseValues
-from sightline.mechanisms.laws import check_mechanism_laws
-from sightline.mechanisms.sampler_laws import check_sampler_laws
+from sightline.events import Adjacency, Gaussian, Product, Pure
+from sightline.laws import check_mechanism_laws, check_sampler_laws, check_shape
+from sightline.mechanisms import (
+    AdaptiveMean,
+    CentralMean,
+    ClientOutput,
+    LocalMean,
+    MechanismFacts,
+    NoiseByTrust,
+    NoisedValue,
+    Public,
+    ReleaseValues,
+)
 from sightline.mechanisms.samplers import FixedCohorts, Full, PoissonCohorts
-from sightline.mechanisms.updates import ClientOutput
 from sightline.plugins import BrokenLaw
 from sightline.randomness import EVERYONE
 from sightline.testing.checks import make_file
-from sightline.topology import SERVER, Channel, Line, Star, TopologyPlugin, check_shape
+from sightline.topology import SERVER, Channel, Line, Star, TopologyPlugin
 from tests.laws.combinations import Combination, plain
 
 CLIP = 0.5
@@ -33,7 +42,7 @@ def check(mechanism, *, adjacency=Adjacency.ADD_REMOVE, trusted=True):
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
-@pytest.mark.parametrize("kind", [CentralMean, LocalMean, NoiseByTrust])
+@pytest.mark.parametrize("kind", [CentralMean, AdaptiveMean, LocalMean, NoiseByTrust])
 def test_built_in_mechanisms_keep_the_laws(kind, adjacency):
     check(kind(CLIP, 1.0), adjacency=adjacency)
 
@@ -228,8 +237,7 @@ class HidesMessages(LocalMean):
 
 
 class Misplaced(LocalMean):
-    def noised_by(self, context):
-        return CentralMean.noised_by(self, context)
+    noised_by = CentralMean.noised_by
 
 
 LIES = {
@@ -272,11 +280,69 @@ def test_every_lie_of_a_mechanism_is_seen_and_its_law_is_named(kind):
 
 
 @dataclass(frozen=True)
+class Counted(CentralMean):
+    """A mean and a count of the clipped, each with half of 1 / z^2; and how the count lies."""
+
+    lie: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "noise_event", lambda z: Product((Gaussian(z * 2**0.5), Gaussian(z * 2**0.5))))
+
+    @property
+    def facts(self):
+        return replace(super().facts, numbers=("clipped",))
+
+    def claim_mean(self, updates, context):
+        first, last = super().claim_mean(updates, context)
+        louder = self.lie == "follows" and context.numbers.get("clipped", 0) > 0
+        return first, replace(last, event=Gaussian(99.0)) if louder else last
+
+    def mean(self, updates, context):
+        lengths, rng = [float(update.norm()) for _, update in updates.train_members()], context.noise(EVERYONE)
+        z = self.noise_multiplier * context.channel.noise_factor * 2**0.5
+        value = CentralMean(self.clip_norm, self.noise_multiplier * 2**0.5).mean(updates, context)
+        count = sum(self.clip_norm * context.channel.clip_factor < one < math.inf for one in lengths)
+        # The first normal numbers are those of the mean.
+        noise = rng.standard_normal(updates.worker.dimension + 1)[0 if self.lie == "shares" else -1]
+        scale = {"none": 0.0, "less": 0.4, "knows": 1.0 + 3 * (count > 1)}.get(self.lie, 1.0)
+        twice = 2.0 if self.lie == "later" and context.numbers else 1.0
+        count = twice * count + scale * z * noise * (2.0 if context.adjacency is Adjacency.REPLACE else 1.0)
+        if self.lie == "passes" and not all(map(math.isfinite, lengths)):
+            count = math.nan
+        numbers = {"other" if self.lie == "unnamed" else "clipped": count}
+        return replace(value, numbers=numbers)
+
+
+COUNTS = {
+    "none": "noise as claimed",
+    "less": "noise as claimed",
+    "later": "noise as claimed",
+    "knows": "noise knows no data",
+    "shares": "every release has noise of its own",
+    "follows": "claims do not follow released values",
+    "unnamed": "numbers are as named",
+    "passes": "an update that is not finite counts as none",
+}
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_an_honest_count_passes(adjacency):
+    check(Counted(CLIP, 1.0), adjacency=adjacency)
+
+
+@pytest.mark.parametrize("lie", COUNTS)
+def test_every_lie_about_a_count_is_seen(lie):
+    with pytest.raises(BrokenLaw) as raised:
+        check(Counted(CLIP, 1.0, lie=lie))
+    assert f'breaks the law "{COUNTS[lie]}"' in str(raised.value)
+
+
+@dataclass(frozen=True)
 class Laplace(LocalMean):
     """Clipped by the sum of absolute values, with Laplace noise: pure epsilon 1 / z."""
 
     truth: float = 1.0
-    uses_channel_factors = False
+    facts = MechanismFacts(NoisedValue.UPDATE)
 
     def __post_init__(self):
         object.__setattr__(self, "noise_event", lambda z: Pure(1 / z))
@@ -404,7 +470,11 @@ SEEN = {"clients": "client-0", "public": "public", "server": SERVER, "edge": "ed
         ({"trusted": (SERVER, "client-3")}, "it trusts client-3, to whom nothing is handed"),
         ({"uplinks": (("relay",),)}, "relay sends on what was gathered, and is in no audience"),
         (
-            {"gathers": (Channel("edge", tuple(range(6)), frozenset({"edge"})),), "trusted": (), "observers": SEEN},
+            {
+                "gathering_channels": (Channel("edge", tuple(range(6)), frozenset({"edge"})),),
+                "trusted": (),
+                "observers": SEEN,
+            },
             "server is sent",
         ),
         (
@@ -561,11 +631,11 @@ def test_a_mechanism_that_breaks_a_law_is_refused_before_its_first_use(tmp_path,
 
 
 def test_laws_are_asked_once_for_each_source_and_setting(tmp_path, monkeypatch, example):
-    from sightline.mechanisms import registry
+    from sightline.laws import plugins
 
     asked = []
-    monkeypatch.setattr(registry, "_passed", set())
-    monkeypatch.setattr(registry, "check_plugin_laws", lambda *a: asked.append(a))
+    monkeypatch.setattr(plugins, "_passed", set())
+    monkeypatch.setattr(plugins, "check_plugin_laws", lambda *a: asked.append(a))
     file = plain(Combination(where="client"))
     file["privacy"]["mechanism"] = "sightline_example.median:MECHANISM"
     for _ in range(2):

@@ -54,6 +54,12 @@ def file_with(**tables):
     return file
 
 
+def test_a_field_that_moved_into_the_facts_is_one_line_that_says_so(own):
+    name = own(OWN.replace('state["model"])\n', 'state["model"], says="hello")\n'))
+    with pytest.raises(InvalidInput, match=r"Algorithm\(says=...\) has moved: pass facts=AlgorithmFacts\(says=...\)"):
+        engine.build_experiment(parse(file_with(algorithm={"name": name})))
+
+
 def test_an_algorithm_of_ones_own_runs_and_is_called_as_it_was_asked_for(own, tmp_path):
     name = own()
     run = sightline.run(file_with(algorithm={"name": name, "step": 0.5}), out=tmp_path / "run")

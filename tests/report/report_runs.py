@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline import accounting
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
 from sightline.events import Adjacency, Clear, Event, Gaussian, Poisson, Repeat, Unit
 from sightline.ledger import POST_PROCESSING, Release, parties
 

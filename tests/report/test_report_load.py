@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sightline
+from sightline.apps.report import RunView
 from sightline.apps.report import sections as clients
-from sightline.apps.report.run_view import RunView
 from tests.engine.conftest import TINY, changed
 
 

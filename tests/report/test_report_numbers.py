@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from report_runs import FACTS, metrics, release, write
 from scipy import optimize, stats
 
+import sightline
 import sightline.apps.report
 from sightline import accounting
-from sightline.apps.report import RunView
+from sightline.accounting.trade_off import power_at_most
+from sightline.apps.report import RunView, curves
 from sightline.apps.report import guarantee as headline
-from sightline.apps.report.elements import format_duration, format_number, format_upper
-from sightline.apps.report.guarantee import power_at_most
 from sightline.apps.report.sections import setting_text
 from sightline.events import Event, Gaussian, Poisson, Repeat
+from sightline.formatting import format_duration, format_number, format_upper
 from sightline.ledger import parties
 
 MODULES = [f"sightline.apps.report.{module.name}" for module in pkgutil.iter_modules(sightline.apps.report.__path__)]
@@ -119,7 +120,7 @@ def test_a_claim_above_the_ledgers_is_put_into_words_by_its_own_pair(tmp_path: P
     made = [release(1, event=Gaussian(2.0))]
     facts = FACTS | {"observers": {"public": "public"}}
     run = RunView.read(write(tmp_path / "run", facts, [metrics(1, 1, {"public": 2.5})], made))
-    assert headline.most_hits(run, "public") == headline.power_at_most(2.5, 1e-3)
+    assert headline.most_hits(run, "public") == power_at_most(2.5, 1e-3)
 
 
 def test_every_composition_counts(tmp_path: Path) -> None:
@@ -136,3 +137,55 @@ def test_every_composition_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_hold(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.0, 4.0])
+def test_every_line_of_sight_shows_the_exact_power_of_a_gaussian_rounded_up(tmp_path: Path, noise: float) -> None:
+    """The best test between N(0, s^2) and N(1, s^2) at false alarms a has power Phi(1/s - Phi^-1(1 - a))."""
+    run = observed(tmp_path / "run", Gaussian(noise), 1, trusted=["server"])
+    public, server = headline.sight_rows(run)
+    for alarms, hits, meter in zip(headline.ALARMS, public.hits, public.meters, strict=True):
+        exact = stats.norm.sf(stats.norm.isf(alarms) - 1 / noise)
+        assert exact <= hits <= exact + 5e-3
+        assert float(meter["text"].removesuffix(" %")) >= 100 * exact
+    assert (public.observer, public.trusted, public.subjects) == ("public", False, "client-0..23")
+    assert (server.observer, server.text, server.hits) == ("server", "∞", (1.0, 1.0))
+
+
+def test_an_observer_that_nothing_reaches_guesses_blindly(tmp_path: Path) -> None:
+    facts = FACTS | {"observers": {"public": "public", "strangers": "stranger"}}
+    run = RunView.read(write(tmp_path / "run", facts, [], [release(1, event=Gaussian(2.0))]))
+    assert headline.sight_rows(run)[1].hits == headline.ALARMS
+    assert headline.sight_rows(run)[1].told == "nothing reaches it"
+
+
+def test_epsilon_by_distance_is_that_of_the_worst_and_the_best_pair(tmp_path: Path) -> None:
+    """On a path of five nodes for two rounds: a node three hops away has received nothing."""
+    edges = tmp_path / "edges.txt"
+    edges.write_text("0 1\n1 2\n2 3\n3 4\n")
+    settings = ["data.clients=5", "rounds=2", f'topology={{kind="graph", file="{edges}"}}']
+    sightline.run("examples/graph.toml", overrides=settings, out=tmp_path / "run", progress=False)
+    run, delta = RunView.read(tmp_path / "run"), 1e-3
+    pairs: dict[int, list[float]] = {}
+    for a in range(5):
+        for b in range(5):
+            pairs.setdefault(abs(a - b), []).append(run.ledger.epsilon(f"client-{a}", f"client-{b}", delta))
+    content = curves.distance_content(run)
+    assert content is not None
+    epsilon, attack = content["charts"]
+    assert epsilon.reading["words"] == ["neighbours", "2 hops", "3 hops", "4 hops"]
+    shown = {line["name"]: line["words"] for line in epsilon.reading["lines"]}
+    assert shown.pop("worst pair", shown.get("every pair")) == [format_upper(max(pairs[hop])) for hop in range(1, 5)]
+    assert all(words == [format_upper(min(pairs[hop])) for hop in range(1, 5)] for words in shown.values())
+    assert pairs[3] == [0.0] * 4
+    assert [line["words"][-1] for line in attack.reading["lines"]] == ["1.00 %", "5.00 %"]
+    assert curves.distance_content(observed(tmp_path / "star", Gaussian(1.0), 1)) is None
+
+
+def test_many_observers_that_learn_nothing_are_one_row(tmp_path: Path) -> None:
+    strangers = {f"strangers {n}": f"stranger-{n}" for n in range(5)}
+    facts = FACTS | {"observers": {"public": "public", **strangers}, "trusted": []}
+    run = RunView.read(write(tmp_path / "run", facts, [], [release(1, event=Gaussian(2.0))]))
+    public, silent = headline.sight_rows(run)
+    assert (silent.observer, silent.text, silent.hits) == ("strangers 0 and 4 more", "0", headline.ALARMS)
+    assert public.epsilon > 0

@@ -24,13 +24,15 @@ from report_runs import (
 
 import sightline
 from sightline import accounting
+from sightline.accounting.trade_off import power_at_most
 from sightline.apps.report import RunView, render_run, write_report
 from sightline.apps.report import guarantee as headline
-from sightline.apps.report.elements import format_upper
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
 from sightline.errors import InvalidInput, SightlineError
 from sightline.events import Clear, Gaussian
+from sightline.formatting import format_upper
 from sightline.ledger import parties
+from tests.loops import for_every
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&</style>{{ 7*7 }}"
 
@@ -46,7 +48,7 @@ def test_the_headline_equals_the_records(page: Any, run_dir: Path) -> None:
     assert ("Rounds", "30") in figures
     assert ("Releases", "60") in figures
     assert ("Protected", "each client") in figures
-    assert "at δ = 0.001, target 8" in page.text
+    assert "per client, δ = 0.001, target 8" in page.text
 
 
 def test_every_section_fact_is_on_the_page(page: Any, run_dir: Path) -> None:
@@ -213,9 +215,13 @@ def test_an_empty_run_has_a_page(tmp_path: Path, page_of: Any) -> None:
     assert ("Epsilon", "0") in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", started.html)
 
 
-@pytest.mark.parametrize("fact", sorted(FACTS))
-def test_any_fact_may_be_missing(tmp_path: Path, fact: str) -> None:
-    run = RunView.read(quickstart(tmp_path / "run", rounds=2))
+@pytest.fixture
+def run(tmp_path: Path) -> RunView:
+    return RunView.read(quickstart(tmp_path / "run", rounds=2))
+
+
+@for_every(sorted(FACTS))
+def test_any_fact_may_be_missing(fact: str, run: RunView) -> None:
     facts = {name: value for name, value in run.facts.items() if name != fact}
     assert "</html>" in render_run(RunView(run.directory, facts, run.rounds, run.ledger, run.head))
 
@@ -304,7 +310,7 @@ def test_a_real_run_has_a_page_with_its_own_numbers(tmp_path: Path, page_of: Any
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 2.99, 3.0, 4.0, 8.0, 32.0, 900.0])
 def test_the_odds_are_a_sentence_at_every_epsilon(epsilon: float) -> None:
     """A bound of almost everything is no number to print: then it says at which epsilon it would be less."""
-    power = headline.power_at_most(epsilon, 1e-3)
+    power = power_at_most(epsilon, 1e-3)
     said = headline.test_power_words({"public": power}, 1e-3)
     shown = [float(word) for word in re.findall(r"at most ([\d.]+) %", said)]
     assert not any(value > 95.3 for value in shown)
@@ -320,6 +326,8 @@ def test_a_sentence_tells_observers_apart() -> None:
     said = headline.test_power_words({"public": 0.2, "{server}": 0.3, "edges": 0.999}, 1e-3)
     assert "almost every true case (edges); at epsilon 1" in said
     assert "finds at most 30.0 % of the true cases ({server}), 20.0 % (public); a blind guess" in said
+    many = headline.test_power_words({f"{n} hops": 0.5 - 0.05 * n for n in range(1, 7)}, 1e-3)
+    assert "finds at most 45.0 % of the true cases (1 hops) down to 20.0 % (6 hops); a blind guess" in many
 
 
 def test_a_number_and_its_percent_stay_together(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from report_runs import FACTS, clients, handover, per_sample, quickstart, releas
 
 from sightline import accounting
 from sightline.apps.report import RunView
-from sightline.apps.report.elements import format_upper
-from sightline.apps.report.guarantee import holds_clear, tell_ledger
+from sightline.apps.report.ledger_rows import holds_clear, tell_ledger
 from sightline.apps.report.matrix import Column, epsilon_matrix
 from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
+from sightline.formatting import format_upper
 from sightline.ledger import Release, parties
 
 

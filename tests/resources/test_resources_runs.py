@@ -6,8 +6,7 @@ import pytest
 
 import sightline
 from sightline.config import parse, to_toml
-from sightline.engine import loop
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord, loop
 from tests.commands import command
 from tests.engine.conftest import TINY, changed
 

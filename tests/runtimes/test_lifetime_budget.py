@@ -84,7 +84,7 @@ def test_a_budget_cannot_be_changed_on_the_way(tmp_path):
     site = tmp_path / "site"
     budget(site).reserve("a", "", ONE)
     for changed in ({"epsilon": 9.0}, {"epsilon": 2.0}, {"delta": 1e-4}):
-        with pytest.raises(InvalidInput, match="a budget for life is fixed beforehand"):
+        with pytest.raises(InvalidInput, match="the lifetime budget was fixed at"):
             budget(site, **changed).status()
 
 
@@ -101,7 +101,7 @@ def test_a_snapshot_brought_back_refuses(tmp_path):
         lambda: lifetime.advance("x"),
         lambda: lifetime.reserve("c", "", ONE),
     ):
-        with pytest.raises(StateBehind, match="the counter is at 2 and this state at 1: it is an old copy"):
+        with pytest.raises(StateBehind, match="the counter is at 2 and this state at 1: the state is an old copy"):
             question()
     roll_back(site, tmp_path / "nothing")
     with pytest.raises(StateBehind, match="the counter is at 2 and this state at 0"):
@@ -129,9 +129,9 @@ def test_a_counter_that_is_gone_or_damaged_refuses(tmp_path):
         with pytest.raises(StateBehind):
             budget(site).check()
     (tmp_path / "count").unlink()
-    with pytest.raises(StateBehind, match="the file of its counter is not there; bring the newest counter back"):
+    with pytest.raises(StateBehind, match="this state has been counted before; restore the newest counter file"):
         budget(site).check()
-    with pytest.raises(StateBehind, match=r"or the key counter or witness that site\.toml had"):
+    with pytest.raises(StateBehind, match=r"or the counter or witness key that site\.toml had"):
         budget(site, counter=None).check()
     (tmp_path / "count").write_text(held)
     assert budget(site).check() == 1
@@ -161,7 +161,7 @@ def test_the_lock_of_a_counter_follows_no_link(tmp_path):
 def test_a_counter_inside_the_state_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="rolled back with it"):
         budget(tmp_path / "site", counter="state/count")
-    with pytest.raises(InvalidInput, match="its folder is not there"):
+    with pytest.raises(InvalidInput, match="its folder does not exist"):
         budget(tmp_path / "site", counter="../gone/count")
     with pytest.raises(InvalidInput, match="not both"):
         budget(tmp_path / "site", witness="true")
@@ -175,7 +175,7 @@ def test_every_site_has_a_counter_beside_its_folder(tmp_path):
     assert lifetime.status().counter == str(tmp_path / "site.counter")
     assert (tmp_path / "site.counter").read_text().startswith("1 ")
     roll_back(site, tmp_path / "nothing")
-    with pytest.raises(StateBehind, match="the counter is at 1 and this state at 0: it is an old copy"):
+    with pytest.raises(StateBehind, match="the counter is at 1 and this state at 0: the state is an old copy"):
         budget(site, counter=None).check()
 
 
@@ -204,7 +204,7 @@ def test_two_copies_cannot_both_go_on(tmp_path):
     shutil.copytree(site, twin)
     assert killed(site, "b", "before the counter")
     budget(twin).reserve("c", "", ONE)
-    with pytest.raises(StateBehind, match="change 1 is not one of this state's: another copy of it went on"):
+    with pytest.raises(StateBehind, match="this state does not contain change 1: another copy of the state was used"):
         budget(site).check()
     assert budget(twin).check() == 1
 
@@ -294,7 +294,7 @@ def test_a_witness_that_knows_heads_tells_two_copies_apart(tmp_path):
     site, twin = tmp_path / "site", tmp_path / "twin"
     budget(site, counter=None, witness=command).reserve("a", "", ONE)
     budget(twin, counter=None).reserve("b", "", ONE)
-    with pytest.raises(StateBehind, match="another copy of it went on"):
+    with pytest.raises(StateBehind, match="another copy of the state was used"):
         budget(twin, counter=None, witness=command).check()
     assert budget(site, counter=None, witness=command).check() == 1
 
@@ -314,7 +314,7 @@ def test_a_witness_command_notices_an_old_copy(tmp_path, heads):
 
 @pytest.mark.parametrize("command", ["false", "true", "echo none", "no-such-command-here", "'"])
 def test_a_witness_that_says_nothing_refuses(tmp_path, command):
-    with pytest.raises(StateBehind, match=r"^witness=.*nothing is answered without it$"):
+    with pytest.raises(StateBehind, match=r"^witness=.*the site answers nothing until it works again$"):
         budget(tmp_path / "site", counter=None, witness=command).reserve("a", "", ONE)
 
 

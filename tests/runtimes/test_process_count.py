@@ -3,8 +3,8 @@
 import functools
 import operator
 import threading
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -15,8 +15,9 @@ from sightline.apps.cli.run import run_command as command
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams
 from sightline.runtimes import local_trainer, process_count
-from sightline.runtimes.local_trainer import HereTrainer, PoolTrainer, TrainingJob
-from sightline.training import LocalTerms, LocalWork
+from sightline.runtimes.local_trainer import HereTrainer, LocalClients, PoolTrainer
+from sightline.training import LocalWork
+from sightline.training.call import CallId, CallKind, LocalTask, TrainingCall
 from tests.runtimes.test_workers import experiment
 
 
@@ -143,21 +144,25 @@ def test_the_command_takes_a_number_or_auto(tmp_path):
 WORK = LocalWork(learning_rate=0.1, batch_size=4, epochs=1)
 
 
-def job_of(setting, cohort, *, seed=0):
+def call_of(setting, cohort, *, seed=0):
     """Rows for everything that a client may have a row of."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(len(cohort), setting.model.parameters, generator=generator) / 100
-    terms = LocalTerms(proximal=0.1, anchor=rows + 0.1, linear=rows[0], mask=(rows > 0).float())
-    rngs = [np.random.default_rng((seed, client)) for client in cohort]
-    return TrainingJob("train", rows, terms, {"rngs": rngs, "epochs_of": None}, {"work": WORK})
+    task = LocalTask(proximal=0.1, anchor=rows + 0.1, linear=rows[0], mask=(rows > 0).float())
+    return TrainingCall(CallKind.TRAIN, cohort, rows, CallId(1, seed), task)
+
+
+def clients_of(setting):
+    streams, shards = Streams.from_seed(0), [client.train for client in setting.federation.clients]
+    return LocalClients(setting.model, shards, WORK, streams, streams)
 
 
 @pytest.fixture
 def both():
     setting = built()
-    shards = [client.train for client in setting.federation.clients]
-    pool = PoolTrainer(setting.model, shards, None, 2)
-    yield setting, HereTrainer(setting.model, shards, None), pool
+    clients = clients_of(setting)
+    pool = PoolTrainer(clients, 2)
+    yield setting, HereTrainer(clients), pool
     pool.close()
 
 
@@ -175,40 +180,36 @@ def test_own_starts_and_terms_of_every_client_reach_it_over_many_turns(both):
     setting, here, pool = both
     cohort = [client % 5 for client in range(23)]
     assert pool._rows == 8
-    assert torch.equal(
-        rows_of(here.run(job_of(setting, cohort), cohort)), rows_of(pool.run(job_of(setting, cohort), cohort))
-    )
+    assert torch.equal(rows_of(here.run(call_of(setting, cohort))), rows_of(pool.run(call_of(setting, cohort))))
 
 
 def test_whoever_stops_early_leaves_nothing_behind(both):
     setting, here, pool = both
     cohort = [client % 5 for client in range(20)]
-    early = pool.run(job_of(setting, cohort, seed=1), cohort)
+    early = pool.run(call_of(setting, cohort, seed=1))
     next(early)
     early.close()
-    assert torch.equal(
-        rows_of(pool.run(job_of(setting, cohort), cohort)), rows_of(here.run(job_of(setting, cohort), cohort))
-    )
+    assert torch.equal(rows_of(pool.run(call_of(setting, cohort))), rows_of(here.run(call_of(setting, cohort))))
 
 
 def test_a_call_inside_another_changes_neither(both):
     setting, here, pool = both
     cohort = [client % 5 for client in range(20)]
     inner, outer = [], []
-    for _places, ends in pool.run(job_of(setting, cohort), cohort):
-        inner.append(rows_of(pool.run(job_of(setting, cohort, seed=len(inner)), cohort)))
+    for _places, ends in pool.run(call_of(setting, cohort)):
+        inner.append(rows_of(pool.run(call_of(setting, cohort, seed=len(inner)))))
         outer.append(ends.clone())
-    assert torch.equal(torch.cat(outer), rows_of(here.run(job_of(setting, cohort), cohort)))
+    assert torch.equal(torch.cat(outer), rows_of(here.run(call_of(setting, cohort))))
     for seed, found in enumerate(inner):
-        assert torch.equal(found, rows_of(here.run(job_of(setting, cohort, seed=seed), cohort)))
+        assert torch.equal(found, rows_of(here.run(call_of(setting, cohort, seed=seed))))
 
 
 def test_rows_stay_while_the_next_turn_is_trained(both, monkeypatch):
     """What was handed out does not change until the next rows are asked for, however long the reader takes."""
     setting, here, pool = both
     cohort = [client % 5 for client in range(24)]
-    expected = rows_of(here.run(job_of(setting, cohort), cohort))
-    for places, ends in pool.run(job_of(setting, cohort), cohort):
+    expected = rows_of(here.run(call_of(setting, cohort)))
+    for places, ends in pool.run(call_of(setting, cohort)):
         before = ends.clone()
         while pool._waited_for and not all(pipe.poll(0.01) for pipe in pool._waited_for[0]):
             pass
@@ -219,21 +220,19 @@ def test_rows_stay_while_the_next_turn_is_trained(both, monkeypatch):
 def test_an_error_in_a_later_turn_is_raised_and_the_next_call_works(both, monkeypatch):
     setting, here, pool = both
     cohort = [client % 5 for client in range(20)]
-    broken = job_of(setting, cohort)
-    broken.each["rngs"][17] = None
-    with pytest.raises(AttributeError):
-        for _ in pool.run(broken, cohort):
+    # Only the process that trains this client looks at its epochs.
+    broken = replace(call_of(setting, cohort), epochs=[1.0] * 17 + [None] + [1.0] * 2)
+    with pytest.raises(TypeError):
+        for _ in pool.run(broken):
             pass
-    assert torch.equal(
-        rows_of(pool.run(job_of(setting, cohort), cohort)), rows_of(here.run(job_of(setting, cohort), cohort))
-    )
+    assert torch.equal(rows_of(pool.run(call_of(setting, cohort))), rows_of(here.run(call_of(setting, cohort))))
 
 
 def test_rooms_of_one_row_for_each_process_are_enough(monkeypatch):
     monkeypatch.setattr(local_trainer, "ROWS_BYTES", 1)
     setting = built()
-    shards, cohort = [client.train for client in setting.federation.clients], [0, 1, 2, 3, 4]
-    pool = PoolTrainer(setting.model, shards, None, 2)
-    found = rows_of(pool.run(job_of(setting, cohort), cohort))
+    clients, cohort = clients_of(setting), [0, 1, 2, 3, 4]
+    pool = PoolTrainer(clients, 2)
+    found = rows_of(pool.run(call_of(setting, cohort)))
     pool.close()
-    assert torch.equal(found, rows_of(HereTrainer(setting.model, shards, None).run(job_of(setting, cohort), cohort)))
+    assert torch.equal(found, rows_of(HereTrainer(clients).run(call_of(setting, cohort))))

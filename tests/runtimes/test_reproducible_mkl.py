@@ -16,7 +16,10 @@ from sightline.apps.sweep import list_jobs, run_sweep
 from sightline.config import parse, to_toml
 from sightline.data import Kind, Shard
 from sightline.models import build_model
-from sightline.runtimes.local_trainer import PoolTrainer
+from sightline.randomness import Streams
+from sightline.runtimes.local_trainer import LocalClients, PoolTrainer
+from sightline.training import LocalWork
+from sightline.training.call import CallId, CallKind, TrainingCall
 from tests.flower.cases import BASE
 
 pytestmark = pytest.mark.skipif(mkl.read_mode() is None, reason="this torch is built without MKL")
@@ -101,26 +104,20 @@ def test_the_processes_of_a_sweep_train_with_it(tmp_path):
     assert Run(done.directory).summary["mkl_cbwr"] == "AUTO"
 
 
-class ModeAsked:
-    """A job whose result is 1 where the process that does it has the mode on."""
+class ModeAsked(LocalClients):
+    """Clients whose result is 1 where the process that trains them has the mode on."""
 
-    def part(self, places):
-        return self
-
-    def tensor_of(self, name):
-        return None
-
-    def run(self, model, shards):
+    def train(self, call):
         on = float(mkl.read_mode() == "AUTO")
-        yield np.arange(len(shards)), torch.full((len(shards), model.parameters), on)
+        yield np.arange(len(call.cohort)), torch.full((len(call.cohort), self.model.parameters), on)
 
 
 def test_forked_workers_train_with_it():
     model = build_model("linear", input_shape=(2,), classes=2, kind=Kind.VECTOR, settings={})
-    shards = [Shard(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))] * 2
-    pool = PoolTrainer(model, shards, None, 2)
+    shards, streams = [Shard(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))] * 2, Streams.from_seed(0)
+    pool = PoolTrainer(ModeAsked(model, shards, LocalWork(0.1), streams, streams), 2)
     try:
-        ((_, ends),) = pool.run(ModeAsked(), [0, 1])
+        ((_, ends),) = pool.run(TrainingCall(CallKind.TRAIN, [0, 1], torch.zeros(model.parameters), CallId(1, 0)))
         assert bool((ends == 1).all())
     finally:
         pool.close()

@@ -106,7 +106,7 @@ def test_an_error_in_a_process_reaches_the_user(tmp_path, monkeypatch):
     def broken(*args, **kwargs):
         raise SightlineError("no luck today")
 
-    monkeypatch.setitem(local_trainer.CALLS, "train", broken)
+    monkeypatch.setattr(local_trainer, "train_local", broken)
     with pytest.raises(SightlineError, match="no luck today"):
         sightline.run(experiment(), out=tmp_path / "run", workers=2)
 

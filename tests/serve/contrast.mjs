@@ -16,7 +16,18 @@ export const lowContrast = () => {
   const behind = (element) => {
     const layers = [];
     for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
-    return layers.reverse().reduce((below, layer) => over(layer, below), [255, 255, 255]);
+    return [...layers.reverse(), ...shapes(element)].reduce((below, layer) => over(layer, below), [255, 255, 255]);
+  };
+  // The cells of a map on which a number is drawn.
+  const shapes = (element) => {
+    if (!(element instanceof SVGTextElement)) return [];
+    const box = element.getBBox();
+    const middle = new DOMPoint(box.x + box.width / 2, box.y + box.height / 2);
+    return [...element.ownerSVGElement.querySelectorAll(".cell")].filter((cell) => cell.isPointInFill(middle)).map((cell) => {
+      const style = getComputedStyle(cell);
+      const [r, g, b, a] = rgba(style.fill);
+      return [r, g, b, a * Number(style.fillOpacity)];
+    });
   };
   const found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

@@ -16,9 +16,9 @@ from serve_asking import at_work
 import sightline
 from sightline import accounting
 from sightline.apps.report import RunView
-from sightline.apps.report.elements import format_count, format_percent, format_upper
 from sightline.apps.serve import Server
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
+from sightline.formatting import format_count, format_percent, format_upper
 from sightline.ledger.group_privacy import Question, answer_question
 from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent

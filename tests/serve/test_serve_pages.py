@@ -17,12 +17,12 @@ from sightline.apps.cli.main import run_arguments
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
-from sightline.apps.report.elements import format_percent, format_upper
 from sightline.apps.serve.matrix import pair_classes
 from sightline.apps.serve.run_folder import LiveRuns
 from sightline.apps.serve.running import PAGE
 from sightline.config import read
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
+from sightline.formatting import format_percent, format_upper
 from sightline.ledger import LedgerDamaged
 from tests.report.report_runs import FACTS, handover, metrics, per_sample, quickstart, release, spent, write
 
@@ -118,7 +118,7 @@ def test_a_round_that_did_not_work_out_epsilon_leaves_the_last_known_one(tmp_pat
     ask = asking(site_of(tmp_path))
     row = api(ask, "/api/runs")["runs"][0]
     assert (row["round"], row["epsilon"], row["since"]) == (4, before, 2)
-    assert f"{format_upper(before)} δ = 0.001, 2 releases since" in text_of(ask("/").body)
+    assert f"{format_upper(before)} per client, added or removed, δ = 0.001, 2 releases since" in text_of(ask("/").body)
 
 
 def test_a_run_in_memory_grows_into_the_run_on_disk(tmp_path: Path) -> None:
@@ -334,6 +334,7 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
     pair = text_of(ask("/pair?run=quick&subject=client-1&observer=public").body)
     assert format_upper(max(value for value in told["epsilon"][0] if value)) in pair
     assert "12 releases of server up to round 12, seen directly" in pair
+    assert re.search(r"The best attack finds at most [\d.]+ % at 1 %, [\d.]+ % at 5 % false alarms", pair)
     nothing = text_of(ask("/pair?run=quick&subject=public&observer=client-1").body)
     assert "No release reached this observer" in nothing
 
@@ -512,8 +513,7 @@ def test_where_nobody_is_curious_nothing_is_said_of_them(ask: Ask) -> None:
 
 
 def test_the_page_of_trees_says_what_a_ledger_says(ask: Ask) -> None:
-    from sightline.engine import build_experiment, calibrate_noise
-    from sightline.engine.plan import plan_releases
+    from sightline.engine import build_experiment, calibrate_noise, plan_releases
 
     privacy = 'privacy={unit="client",where="edge",noise_multiplier=1.5,clip_norm=1.0,delta=1e-3}'
     changes = ["rounds=3", "topology.subnets=4", "topology.trusted=0.5", "local.steps=10"]

@@ -24,7 +24,7 @@ from sightline.apps.serve import Server
 from sightline.apps.serve.guard import SECURITY
 from sightline.apps.serve.pages import Page
 from sightline.apps.serve.server import ROUTES, Connection
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
 from tests.report.report_runs import FACTS, quickstart, write
 
 BEARER = "Authorization: Bearer {token}\r\n"

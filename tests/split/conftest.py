@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sightline.config import Split, parse
-from sightline.data.federation import Kind
+from sightline.data import Kind
 from sightline.models import build_model
 from tests.engine.conftest import TINY as SMALL
 from tests.engine.conftest import changed
@@ -45,6 +45,11 @@ def mlp():
 @pytest.fixture
 def resnet():
     return build_model(**RESNET)
+
+
+@pytest.fixture
+def cnn():
+    return build_model("cnn", input_shape=(1, 12, 12), classes=3, kind=Kind.IMAGE, settings={})
 
 
 def split(**settings):

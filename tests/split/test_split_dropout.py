@@ -9,9 +9,9 @@ from torch import nn
 
 import sightline
 from sightline import accounting
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput, Refused
-from sightline.mechanisms.submodels import Splitter
+from sightline.mechanisms import Splitter
 from sightline.models import build_model, split_model, unsplit_mask
 from sightline.training import LocalTerms, LocalWork
 from sightline.training.dp_sgd_settings import DPSGDSettings

@@ -8,11 +8,10 @@ import torch
 from split_masked import gradient
 from training_oracle import dump, load
 
-from sightline.data.federation import Kind
+from sightline.data import Kind
 from sightline.errors import InvalidInput, Refused
-from sightline.models import Partitions, build_model, split_model, unsplit_mask
+from sightline.models import Partitions, build_model, probe_inputs, split_model, unsplit_mask
 from sightline.models.flat import flatten_module
-from sightline.models.registry import probe_inputs
 from sightline.models.submodel import deal_positions
 
 from .conftest import split
@@ -112,10 +111,94 @@ def test_what_cannot_be_split_says_why(request, model, settings, message):
         split_model(request.getfixturevalue(model), split(**settings), rng=np.random.default_rng(0))
 
 
-def test_other_models_are_not_split():
-    cnn = build_model("cnn", input_shape=(1, 12, 12), classes=3, kind=Kind.IMAGE, settings={})
+def test_other_models_are_not_split(cnn):
     with pytest.raises(InvalidInput, match="parts are known of fully connected chains"):
         split_model(cnn, split(parts=2), rng=np.random.default_rng(0))
+
+
+WAYS = [[["conv1"], ["conv2"], ["output.weight"]], [["conv1.weight", "output.weight"], ["conv1.bias", "conv2.weight"]]]
+
+
+def test_named_parts_are_disjoint_and_the_rest_is_unsplit(cnn):
+    splitting = split_model(cnn, split(parts=WAYS), rng=np.random.default_rng(0))
+    # What a partition leaves out is unsplit in all: it is clipped in the ball that every part moves.
+    assert splitting.unsplit == {"conv2.bias", "output.bias"}
+    assert splitting.parts == 2
+    unsplit = unsplit_mask(cnn, splitting.unsplit)
+    sizes = {slot.name: slot.size for slot in cnn.layout}
+    for way, names in zip(splitting.ways, WAYS, strict=True):
+        count = torch.zeros(cnn.parameters)
+        for sub in way:
+            count[sub.trained] += 1
+        assert (count[~unsplit] == 1).all()
+        left_out = [name for name in sizes if not any(name == n or name.startswith(f"{n}.") for n in chain(*names))]
+        assert all((some == len(way)).all() for name, some in cnn.split(count).items() if name in left_out)
+    assert splitting.sent == 1, "a named part needs the whole network"
+    assert splitting.share < 1
+
+
+class EveryNumber:
+    """Draws each of 0 .. high - 1 equally often."""
+
+    def integers(self, high, size):
+        assert size % high == 0
+        return np.arange(size) % high
+
+
+@pytest.mark.parametrize(("weights", "ratios", "parts"), [
+    ((0.5, 0.3, 0.2), (5, 3, 2), 2),
+    ((1, 1, 1), (1, 1, 1), 3),
+    ((0.1, 0.1, 0.1), (1, 1, 1), 3),
+    ((0.334, 0.333, 0.333), (334, 333, 333), 2),
+    ((0.2, 0.7, 0.1), (2, 7, 1), 1),
+    ((1e-3, 2.5e-3, 1.5e-3), (2, 5, 3), 2),
+])  # fmt: skip
+def test_weights_are_drawn_exactly_and_bound_the_largest_part(mlp, weights, ratios, parts):
+    """0.1 + 0.1 + 0.1 > 0.3 and 3 x 0.1 / 0.1 > 3 in floats: the draw and the count use whole numbers."""
+    splitting = split_model(mlp, split(parts=3, part_weights=weights), rng=np.random.default_rng(0))
+    drawn = splitting.draw(7 * sum(ratios), rng=EveryNumber())
+    assert np.bincount(drawn).tolist() == [7 * ratio for ratio in ratios]
+    assert splitting.parts == parts
+    assert max(ratios) * parts <= sum(ratios) < max(ratios) * (parts + 1)
+
+
+def test_a_partition_is_drawn_by_its_weight_and_then_a_part_of_it(cnn):
+    """Chi-squared over 5 cells with 60,000 draws: above 45 with probability 4e-9."""
+    splitting = split_model(cnn, split(parts=WAYS, partition_weights=[0.25, 0.75]), rng=np.random.default_rng(0))
+    counts = np.bincount(splitting.draw(60_000, rng=np.random.default_rng(1)), minlength=5)
+    expected = np.array([5_000] * 3 + [22_500] * 2)
+    assert ((counts - expected) ** 2 / expected).sum() < 45
+
+
+def test_the_round_chooses_the_partition(cnn):
+    splitting = split_model(cnn, split(parts=WAYS, cycle=True), rng=np.random.default_rng(0))
+    for number in range(4):
+        drawn = splitting.in_round(number).draw(200, rng=np.random.default_rng(number))
+        assert set(drawn.tolist()) == ({0, 1, 2} if number % 2 == 0 else {3, 4})
+    assert splitting.in_round(1).parts == splitting.parts == 2
+    plain = split_model(cnn, split(parts=WAYS), rng=np.random.default_rng(0))
+    assert plain.in_round(3) is plain
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"parts": [["conv1"], ["conv1.bias", "conv2"]]}, "split.parts=conv1.bias: is in two parts of one partition"),
+    ({"parts": [["conv1"], ["conv3"]]}, "split.parts=conv3: no trained parameter or layer"),
+    ({"parts": [[["conv1"], ["conv2"]], [["output"], ["conv2"]]]}, "no parameter that every partition splits"),
+    ({"parts": [["conv1"], []]}, "is a whole number from 1 on, a list of parts"),
+    ({"parts": ["conv1", "conv2"]}, "is a whole number from 1 on, a list of parts"),
+    ({"parts": [["conv1"], ["conv2"]], "unsplit": ["output"]}, "split.unsplit=.*parameters in no list are unsplit"),
+    ({"parts": [["conv1"], ["conv2"]], "partitions": 2}, "split.partitions=2: parts are given by name"),
+    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1, 2, 3]}, "has 3 weights for 2 parts"),
+    ({"parts": WAYS, "part_weights": [1, 2]}, "has 2 weights for 2 or 3 parts"),
+    ({"parts": WAYS, "partition_weights": [1, 2, 3]}, "has 3 weights for 2 partitions"),
+    ({"parts": WAYS, "partition_weights": [1, 2], "cycle": True}, "cycle = true chooses the partition by round"),
+    ({"cycle": True}, "split.cycle=True: there is one partition"),
+    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1e-20, 1.0]}, "whole numbers below 2\\^52"),
+    ({"by": "dropout", "part_weights": [1, 2]}, "dropout has two parts"),
+])  # fmt: skip
+def test_parts_and_weights_without_a_law_are_refused(cnn, settings, message):
+    with pytest.raises(InvalidInput, match=message):
+        split_model(cnn, split(**settings), rng=np.random.default_rng(0))
 
 
 def test_overlapping_parts_are_refused(mlp):

@@ -15,9 +15,10 @@ from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian, Poisson, Pooled, Product, Repeat, Split
 from sightline.ledger import NOBODY, Ledger
 from sightline.mechanisms import CallId, CentralMean
+from sightline.mechanisms.clip_and_noise import sum_and_noise
 from sightline.randomness import Purpose, Streams
 from sightline.runtimes import Simulator
-from sightline.training.local_work import AS_PLANNED
+from sightline.training.call import CallKind, TrainingCall
 from tests.engine.conftest import changed
 
 from .conftest import TINY
@@ -130,8 +131,14 @@ def test_the_noisy_sum_is_the_naive_one(tiny):
     assert isinstance(mechanism, CentralMean)
     updates = [torch.randn(setting.model.parameters, generator=torch.manual_seed(n)) for n in range(4)]
     updates.append(torch.full((setting.model.parameters,), torch.nan))
-    how = {"dimension": setting.model.parameters, "clip_norm": 0.5, "noise_multiplier": 0.8}
-    value, rejected = mechanism.noisy_sum(updates, **how, adjacency=setting.adjacency, rng=np.random.default_rng(9))
+    value, rejected = sum_and_noise(
+        enumerate(updates),
+        mechanism.new_sum(setting.model.parameters),
+        clip_norm=0.5,
+        noise_multiplier=0.8,
+        adjacency=setting.adjacency,
+        rng=np.random.default_rng(9),
+    )
     draws = np.random.default_rng(9)
     expected = torch.zeros(setting.model.parameters, dtype=torch.float64)
     for piece, radius, std in ((~splitter.unsplit, 0.5, 0.4), (splitter.unsplit, 0.1, 0.24)):
@@ -145,7 +152,7 @@ def test_what_clients_hand_over_is_their_part(tiny):
     setting = engine.calibrate_noise(engine.build_experiment(tiny()))
     streams = Streams.from_seed(3)
     worker = Simulator(setting, Streams.from_seed(0), streams)
-    blocks = worker.train(range(6), setting.start, at=CallId(2, 0), task=AS_PLANNED, splitter=setting.splitter)
+    blocks = worker.run(TrainingCall(CallKind.TRAIN, range(6), setting.start, CallId(2, 0), parts=setting.splitter))
     found = {member: end for members, ends in blocks for member, end in zip(members, ends, strict=True)}
     for client in range(6):
         drawn = streams.rng(Purpose.ASSIGNMENT, round=2, participant=client, use=0)
@@ -231,6 +238,53 @@ def test_two_processes_give_the_same_bits(tmp_path, unit):
     assert weights_of(runs[0]) == weights_of(runs[1])
 
 
+NAMED = [[["hidden0.weight"], ["output.weight"], ["hidden0.bias"]], [["hidden0"], ["output.weight"]]]
+
+
+@pytest.mark.parametrize(("kind", "split"), [
+    ("central", {"parts": NAMED, "partition_weights": [0.7, 0.3]}),
+    ("samples", {"parts": NAMED, "cycle": True}),
+    ("samples, server", {"parts": NAMED[0], "part_weights": [0.3, 0.4, 0.3]}),
+    ("at the clients", {"parts": 3, "part_weights": [0.3, 0.4, 0.3], "partitions": 2, "cycle": True}),
+], ids=str)  # fmt: skip
+def test_own_parts_and_draws_cost_as_the_fewest_equal_parts(tiny, tmp_path, split, kind):
+    """Each has d = 2: the fewest parts of a partition, or floor(1 / 0.4). The run can be read and runs again."""
+    run = sightline.run(tiny(**KINDS[kind] | {"algorithm.split": split}), out=tmp_path / "run")
+    plain = sightline.run(tiny(**KINDS[kind] | {"algorithm.split": {"parts": 2}}), out=tmp_path / "plain")
+    assert run.epsilon == plain.epsilon
+    again = sightline.run(run.directory / "config.toml", out=tmp_path / "again")
+    assert weights_of(again) == weights_of(run)
+    assert "as costly as one of 2" in run.report.read_text()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"momentum": 0.9, "weight_decay": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+    ],
+)
+def test_tensors_outside_a_named_part_stay_exactly_where_they_are(tiny, optimizer):
+    changes = {"algorithm.split": {"parts": NAMED, "cycle": True}} | {f"local.{k}": v for k, v in optimizer.items()}
+    setting = engine.calibrate_noise(engine.build_experiment(tiny(**changes)))
+    worker = Simulator(setting, Streams.from_seed(0), Streams.from_seed(3))
+    start = setting.start + 0.1  # No tensor is zero: weight decay would move each.
+    seen = set()
+    for number in (1, 2, 3, 4):
+        blocks = worker.run(TrainingCall(CallKind.TRAIN, range(6), start, CallId(number, 0), parts=setting.splitter))
+        for end in (end for _, ends in blocks for end in ends):
+            tensors = setting.model.split(end - start)
+            moved = frozenset(name for name, change in tensors.items() if bool((change != 0).any()))
+            own = {frozenset(tensors_of(part)) | {"output.bias"} for part in NAMED[number % 2]}
+            assert moved in own
+            seen.add(moved)
+    assert len(seen) == 4, "output.weight is a part of both partitions"
+
+
+def tensors_of(part):
+    return [name for word in part for name in ([word] if "." in word else [f"{word}.weight", f"{word}.bias"])]
+
+
 REFUSED = {
     "replace": ({"privacy.adjacency": "replace", "sampling.clients": {"scheme": "full"}}, "add/remove"),
     "output": (
@@ -256,6 +310,9 @@ MISTAKES = [
     ({"algorithm.split": {"part": 3}}, 'algorithm.split.part=3: unknown key; did you mean "parts"'),
     ({"algorithm.split": {"parts": 0}}, "algorithm.split.parts=0"),
     ({"algorithm.split": {"parts": 100}}, "there are 8 hidden units"),
+    ({"algorithm.split": {"parts": True}}, "algorithm.split.parts=True: is a whole number"),
+    ({"algorithm.split": {"parts": 2, "part_weights": [1.0, 0.0]}}, "algorithm.split.part_weights"),
+    ({"algorithm.split": {"parts": 2, "part_weights": [1.0, float("inf")]}}, "algorithm.split.part_weights"),
     ({"algorithm.split": {"by": "layers"}}, "algorithm.split.by=layers"),
     ({"algorithm.split": "dropout"}, "has no dropout layer"),
     ({"algorithm.split": {"by": "dropout", "parts": 3}}, "dropout has two parts"),

@@ -1,17 +1,18 @@
 """Gradients outside a part are exactly zero, clip norms hold per part, and the fast sums equal the naive loop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from split_masked import clipped, gradient
+from split_masked import clipped, gradient_in
 from training_oracle import load
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.events import Adjacency, Gaussian, Product, Split
-from sightline.mechanisms.clip_and_noise import FLOATS
-from sightline.mechanisms.submodels import Splitter
-from sightline.models import build_model, split_model
-from sightline.models.registry import probe_inputs
+from sightline.mechanisms import Splitter
+from sightline.mechanisms.clip_and_noise import FloatSum, sum_and_noise
+from sightline.models import build_model, probe_inputs, split_model
 from sightline.training import LocalTerms, LocalWork, dp_sgd, train_local
 from sightline.training.clipping import Balls, clipped_rows_apart
 from sightline.training.dispatch import worker_for
@@ -25,7 +26,12 @@ CASES = [
     ("mlp", {"parts": 3}),
     ("mlp", {"parts": 2, "unsplit": ["last"], "partitions": 2}),
     ("resnet", {"parts": 2, "unsplit": ["first", "last"]}),
-]
+    ("mlp", {"parts": [["hidden0", "output.weight"], ["hidden1.weight"], ["hidden2"]], "part_weights": [0.5, 0.3, 0.2]}),
+    ("cnn", {
+        "parts": [[["conv1"], ["conv2", "output"]], [["conv1.weight", "output.weight"], ["conv2.weight"], ["conv2.bias"]]],
+        "partition_weights": [2, 1],
+    }),
+]  # fmt: skip
 
 
 def rng(seed):
@@ -53,7 +59,7 @@ def test_the_sum_is_the_naive_loop(splitter):
     assigned = splitting.draw(9, rng=rng(2))
     expected = torch.zeros(model.parameters)
     for number, one_x, one_y in zip(assigned, torch.from_numpy(x), torch.from_numpy(y), strict=True):
-        own = gradient(model, weights, splitting.submodels[number].positions, one_x, one_y)
+        own = gradient_in(splitting.submodels[number], model, weights, one_x, one_y)
         expected += clipped(own, splitter.unsplit, 0.3, 0.15)
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-6)
 
@@ -74,7 +80,7 @@ def test_one_example_stays_in_its_part_and_in_both_balls(splitter):
         )
         part = splitting.submodels[int(splitting.draw(1, rng=rng(place))[0])]
         outside = torch.ones(model.parameters, dtype=torch.bool)
-        outside[part.positions] = False
+        outside[part.trained] = False
         assert (one[outside] == 0).all()
         lengths.append([float(one[piece].double().norm()) for piece in (~splitter.unsplit, splitter.unsplit)])
     longest = np.max(lengths, axis=0)
@@ -125,7 +131,7 @@ def test_private_steps_are_the_naive_loop(splitter):
         total = torch.zeros(model.parameters)
         for number, place in zip(assigned, places, strict=True):
             sub = splitting.submodels[number]
-            own = gradient(model, weights, sub.positions, torch.from_numpy(x)[place], torch.from_numpy(y)[place])
+            own = gradient_in(sub, model, weights, torch.from_numpy(x)[place], torch.from_numpy(y)[place])
             total += clipped(own, splitter.unsplit, 0.3, 0.15)
         step = (total + std * next(noises)) / 5.0 + 0.1 * weights
         velocity = 0.5 * velocity + step
@@ -159,6 +165,34 @@ def test_one_part_is_plain_dp_sgd(request, name):
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+def test_parts_of_an_lstm_can_be_named():
+    """An LSTM has no part that is a smaller network; its tensors outside the drawn part do not move."""
+    model = build_model("lstm", input_shape=(6,), classes=3, kind=Kind.TEXT, settings={}, vocabulary=20)
+    splitting = split_model(model, split(parts=[["lstm"], ["inputs", "output.weight"]]), rng=rng(0))
+    splitter = Splitter(splitting, unsplit_clip=0.5)
+    assert splitting.unsplit == {"output.bias"}
+    weights, x, y = model.init(rng(1)), rng(0).integers(0, 20, (6, 6)), np.arange(6) % 3
+    for number in range(2):
+        total = parted_gradient_sum(splitting, weights, x, y, splitter.clip_radii(0.1), rng=Only(number))
+        sub, expected = splitting.submodels[number], torch.zeros(model.parameters)
+        for one_x, one_y in zip(torch.from_numpy(x), torch.from_numpy(y), strict=True):
+            expected += clipped(gradient_in(sub, model, weights, one_x, one_y), splitter.unsplit, 0.1, 0.05)
+        torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-6)
+        held = total[sub.moves == 0]
+        assert len(held)
+        assert (held == 0).all()
+
+
+class Only:
+    """Draws one number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def integers(self, high, size):
+        return np.full(size, self.number)
+
+
 TERMS = [{}, {"proximal": 0.7}, {"linear": True}]
 
 
@@ -179,9 +213,10 @@ def test_clients_move_only_their_part(splitter, terms):
     for client, end in found.items():
         sub = splitting.submodels[assigned[client]]
         outside = torch.ones(model.parameters, dtype=torch.bool)
-        outside[sub.positions] = False
+        outside[sub.trained] = False
         assert (end[outside] == starts[client][outside]).all()
         inside = LocalTerms(linear=torch.ones(sub.model.parameters)) if "linear" in terms else given
+        inside = replace(inside, mask=sub.moves)
         ((_, alone),) = train_local(
             sub.model, starts[client][sub.positions], [shards[client]], work, rngs=[rng(client)], terms=inside
         )
@@ -219,8 +254,13 @@ def test_unsplit_tensors_are_claimed_and_noised_by_their_own_ratio(mlp, ratio):
     splitting = split_model(mlp, split(parts=2, unsplit=["last"]), rng=rng(0))
     splitter = Splitter(splitting, unsplit_clip=0.5, unsplit_noise=ratio)
     assert splitter.event(2.0) == Product((Gaussian(2.0 * ratio), Split(2, Gaussian(2.0))))
-    noisy, _ = splitter.noisy_sum(FLOATS)(
-        [], dimension=mlp.parameters, clip_norm=0.3, noise_multiplier=2.0, adjacency=Adjacency.ADD_REMOVE, rng=rng(1)
+    noisy, _ = sum_and_noise(
+        [],
+        splitter.new_sum(FloatSum)(mlp.parameters),
+        clip_norm=0.3,
+        noise_multiplier=2.0,
+        adjacency=Adjacency.ADD_REMOVE,
+        rng=rng(1),
     )
     for inside, std in ((splitter.unsplit, 2.0 * ratio * 0.15), (~splitter.unsplit, 0.6)):
         held = noisy[inside] / std

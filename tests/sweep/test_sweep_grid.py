@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.apps.sweep.jobs import MOST, JobStatus, folder_name, job_status, list_jobs, split_choices
-from sightline.apps.sweep.sweep import run_sweep
+from sightline.apps.sweep import MOST, JobStatus, folder_name, job_status, list_jobs, run_sweep, split_choices
 from sightline.config import to_toml
-from sightline.engine.record import RunRecord
+from sightline.engine import RunRecord
 from sightline.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]

@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from sightline.apps.cli.run import summary_lines
 from sightline.apps.report.comparison import (
     compare_runs,
-    comparison_charts,
     comparison_table,
-    draw_comparison,
     plain_comparison,
 )
+from sightline.apps.report.comparison_figure import comparison_charts, draw_comparison
 from sightline.config import read
 from sightline.console import RoundBar
 from sightline.engine import build_experiment
@@ -199,16 +198,16 @@ def test_comparisons_show_each_run_by_its_own_metric(run, tmp_path):
     assert [row[place] for row in rows][1:] == ["–", "–"]
     assert "%" not in rows[0][place]
     titles = [chart.title for chart in comparison_charts(comparison)]
-    assert "RMSE by round" in titles
-    assert "Accuracy for the epsilon spent" in titles
+    assert "Test RMSE by round" in titles
+    assert "Test accuracy for the epsilon spent" in titles
     plain = plain_comparison(comparison)
     assert plain["runs"][0]["metric"] == "rmse"
     assert plain["runs"][0]["test_accuracy"] is None
     assert "test_rmse" not in plain["runs"][2]
     page = tmp_path / "comparison.html"
     draw_comparison(compare_runs([made[0].directory]), page)
-    assert "RMSE by round" in page.read_text()
-    assert "Accuracy" not in page.read_text()
+    assert "Test RMSE by round" in page.read_text()
+    assert "ccuracy" not in page.read_text()
 
 
 def test_progress_names_the_metric(capsys):

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sightline.data.federation import Kind
-from sightline.models.flat import FlatModel, constants_of, layout_of, make_module
+from sightline.data import Kind
+from sightline.models import FlatModel
+from sightline.models.flat import constants_of, layout_of, make_module
 from sightline.models.registry import TokenLogits
 
 VECTOR, IMAGE, SEQUENCE, TOKENS = (8,), (3, 8, 8), (6, 8), (6,)

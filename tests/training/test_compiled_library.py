@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.data import Kind, Shard
 from sightline.data.features import cache_folder
-from sightline.data.federation import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, train_local
 from sightline.training.compiled import compile_kernels, kernel_calls, library

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
-from sightline.training import LocalTerms, LocalWork, train_local
+from sightline.training import Adam, LocalTerms, LocalWork, train_local
 from sightline.training.compiled import compile_kernels, kernel_calls, library
 from sightline.training.compiled import kernels as conv_walk
 from sightline.training.compiled.kernels import WalkKernel, read_stages, walk_kernel_for
 from sightline.training.fast.stacked import StackWalk
-from sightline.training.local_work import Adam, Paths, shuffled_batches, steps_of
+from sightline.training.local_work import Paths, shuffled_batches, steps_of
 from tests.oracle import training_oracle
 
 FOUND = library.find_library()

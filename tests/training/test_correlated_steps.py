@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import sightline
-from sightline.accounting.accountant import epsilon
-from sightline.accounting.strategies import make_buffers, make_strategy
+from sightline.accounting import epsilon, make_strategy
+from sightline.accounting.strategies import make_buffers
 from sightline.config import Correlated, parse
 from sightline.engine import build_experiment
 from sightline.errors import InvalidInput, Refused
 from sightline.events import Gaussian
-from sightline.mechanisms import CallId, PrivateSteps
-from sightline.mechanisms.dp_sgd import correlate_plan, event_of
+from sightline.mechanisms import CallId, PrivateSteps, event_of
+from sightline.mechanisms.dp_sgd import correlate_plan
 from sightline.randomness import Streams
-from sightline.runtimes.simulator import Simulator
+from sightline.runtimes import Simulator
 from sightline.training.dp_sgd_settings import DPSGDSettings, gaussian_steps
 from tests.oracle.correlated_dense import dense_matrix, largest_move
 
@@ -71,10 +71,10 @@ def test_a_round_costs_the_largest_move_of_any_example(steps, batch):
 def test_an_example_is_in_one_batch_of_every_epoch_and_its_steps_are_an_epoch_apart():
     setting = build_experiment(parse(experiment()))
     clients = Simulator(setting, Streams.from_seed(0), Streams.from_seed(1))
-    plan = setting.mechanism.steps_of(0)
+    plan = setting.mechanism.facts.private_steps[0]
     assert (plan.groups, plan.steps) == (4, 8)
     for number, use in ((1, 0), (2, 0), (3, 1)):
-        laid = clients._grouped_batches(0, plan, CallId(number, use), np.random.default_rng(0))
+        laid = clients.clients.grouped_batches(0, plan, CallId(number, use), np.random.default_rng(0))
         where = {n: [step for step, batch in enumerate(laid) if n in batch] for n in range(36)}
         assert all(len(steps) == 2 for steps in where.values())
         assert all(later - earlier >= plan.groups for steps in where.values() for earlier, later in pairwise(steps))

@@ -10,13 +10,14 @@ import torch
 from graph_modules import MORE, QUICK
 from torch.nn import functional
 
-from sightline.data.federation import Shard
-from sightline.models import build_model
+from sightline import clipped_gradient
+from sightline.data import Shard
+from sightline.models import bind_parameters, build_model, probe_inputs, read_given_model
 from sightline.models.certificate import certificate_of
-from sightline.models.flat import bind_parameters, flatten_module, probe_inputs
-from sightline.training import LocalWork, clipped_gradient_sum, train_local
+from sightline.models.flat import flatten_module
+from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
 from sightline.training.clipping import Balls
-from sightline.training.dispatch import clipping_note, worker_for
+from sightline.training.dispatch import worker_for
 from sightline.training.fast import graph_rules, graph_worker
 from sightline.training.fast import per_example_norms as graph_records
 from sightline.training.fast.autograd_worker import NoClippingRule
@@ -265,3 +266,51 @@ def test_models_of_hugging_face_are_built_and_trained_as_any_other(name):
     assert 0 < float(total.norm()) <= 5 * 0.5
     for _, ends in train_local(model, start, [Shard(x, y)], LocalWork(0.1, steps=2), rngs=[np.random.default_rng(1)]):
         assert not torch.equal(ends[0], start)
+
+
+@pytest.mark.slow
+@NEEDS_HUGGING_FACE
+@pytest.mark.parametrize("name", [name for name in HUGGING_FACE if name != "gpt2 tied"])
+def test_bare_models_of_hugging_face_give_their_logits_and_leave_padding_out(name):
+    case = graph_modules.cases_of_hugging_face()[name]
+    bare = case.make().model
+    model = build_model(
+        "python:bare", input_shape=case.shape, classes=case.classes, kind=case.kind,
+        vocabulary=graph_modules.VOCABULARY, settings={}, factory=read_given_model(bare)[1],
+    )  # fmt: skip
+    assert isinstance(worker_for(model), GraphWorker)
+    x = probe_inputs(model, 5).clamp_min(1)
+    x[:, -2:] = bare.config.pad_token_id
+    module = model.module().eval()
+    with torch.no_grad():
+        told = bare.eval()(input_ids=x, attention_mask=(x != bare.config.pad_token_id).long()).logits
+        torch.testing.assert_close(module(x), told)
+        if name != "gpt2":  # which looks back only
+            assert not torch.allclose(module(x), bare(input_ids=x).logits, atol=1e-6)
+
+
+@pytest.mark.slow
+@NEEDS_HUGGING_FACE
+@pytest.mark.parametrize("name", [name for name in HUGGING_FACE if name != "gpt2 tied"])
+def test_dictionaries_of_hugging_face_are_clipped_by_definition(name):
+    case = graph_modules.cases_of_hugging_face()[name]
+    model = case.make().model
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    x = torch.randint(1, graph_modules.VOCABULARY, (6, *case.shape), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": x, "attention_mask": torch.ones_like(x)}
+    batch["attention_mask"][::2, -2:] = 0
+    y, clip = torch.arange(6) % case.classes, 0.5
+    summed = clipped_gradient(model, None, batch, y, clip)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    expected = {name: torch.zeros_like(one) for name, one in trained.items()}
+    for row in range(6):
+        value = model(**{key: part[row : row + 1] for key, part in batch.items()}, labels=y[row : row + 1]).loss
+        apart = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        norm = float(torch.cat([part.flatten() for part in apart if part is not None]).norm())
+        for one, part in zip(expected.values(), apart, strict=True):
+            one += 0 if part is None else part * min(1.0, clip / norm)
+    assert set(summed) == set(expected)
+    for key, part in expected.items():
+        torch.testing.assert_close(summed[key], part, rtol=1e-3, atol=1e-5)

@@ -5,7 +5,7 @@ import torch
 
 from sightline.errors import InvalidInput
 from sightline.training import LocalTask, LocalWork
-from sightline.training.local_work import AS_PLANNED
+from sightline.training.call import AS_PLANNED
 
 ROWS = torch.arange(6.0).view(3, 2)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import sightline
 from sightline.errors import InvalidInput, Refused
-from sightline.training.fast.dense_stack import ChainWorker
+from sightline.training.fast.chains import ChainWorker
 from sightline.training.own_module import OWN, LossWorker
 
 COUNT = 6

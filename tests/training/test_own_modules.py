@@ -9,7 +9,7 @@ import torch
 import training_oracle as oracle
 from torch import nn
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model, unknown_part
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, dp_sgd, evaluate_model, train_local

@@ -710,3 +710,85 @@ def test_another_loss_is_what_is_differentiated():
             summed = naive(model, nn.MSELoss(), *batch, 0.3)
             expected = torch.cat([part.flatten() for part in summed.values()]) / 10
             torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+class Answer:
+    """What models of Hugging Face return: an object with logits, among other things."""
+
+    def __init__(self, logits):
+        self.logits, self.loss = logits, logits.sum()
+
+
+class ByName(nn.Module):
+    """A module of keywords: two parts of different shapes, one label per example."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, *, grid, weight):
+        return Answer(self.second(torch.tanh(self.first(grid.mean(1) * weight[:, None]))))
+
+
+class Records(Dataset):
+    grid, weight = torch.randn(N, 2, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) / N
+    extra: dict = {}  # noqa: RUF012
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, number):
+        return {"weight": self.weight[number], "labels": Y[number], "grid": self.grid[number]} | self.extra
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss(label_smoothing=0.1)])
+def test_batches_may_be_dictionaries(loss):
+    model, clip = ByName(), 0.05
+    names = list(model.state_dict())
+    with private(model, data=Records(), batch_size=N, noise_multiplier=1e-9, clip_norm=clip, loss=loss) as loop:
+        (batch,) = loop.loader
+        assert set(batch) == {"weight", "labels", "grid"}
+        loop.optimizer.step()
+    expected = torch.zeros_like(gradient(model))
+    for row in range(N):  # by definition: one example at a time through the user's own module
+        one = {name: batch[name][row : row + 1] for name in ("grid", "weight")}
+        value = (loss or nn.CrossEntropyLoss())(model(**one).logits, batch["labels"][row : row + 1])
+        apart = torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))])
+        expected += apart * min(1.0, clip / float(apart.norm()))
+    torch.testing.assert_close(gradient(model), expected / N, rtol=1e-4, atol=1e-7)
+    assert list(model.state_dict()) == names
+    x = {name: batch[name] for name in ("grid", "weight")}
+    summed = sightline.clipped_gradient(model, loss, x, batch["labels"], clip)
+    torch.testing.assert_close(torch.cat([summed[name].flatten() for name in names]), expected, rtol=1e-4, atol=1e-6)
+
+
+def lengths(number):
+    return torch.ones(1 + number % 3)
+
+
+BAD_RECORDS = {
+    "text": ({"text": "a scan"}, r"batch\['text'\] is a list, not a tensor .*remove it"),
+    "lists": ({"tokens": [1, 2]}, r"batch\['tokens'\] is a list, not a tensor .*set_format"),
+    "two labels": ({"y": Y[0]}, "2 of its keys could be the labels"),
+    "types": ({"ids": torch.ones(3, dtype=torch.int64)}, "all whole numbers or all float32"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECORDS)
+def test_what_no_dictionary_may_hold_is_named(case):
+    data = Records()
+    data.extra, words = BAD_RECORDS[case]
+    with private(ByName(), data=data, batch_size=N) as loop, pytest.raises(InvalidInput, match=words):
+        next(iter(loop.loader))
+
+
+def test_padding_is_named_with_the_part_that_lacks_it():
+    class Lengths(Records):
+        def __getitem__(self, number):
+            return super().__getitem__(number) | {"tokens": lengths(number)}
+
+    with (
+        private(ByName(), data=Lengths(), batch_size=N) as loop,
+        pytest.raises(InvalidInput, match=r"batch\['tokens'\] .* pad to one length in the data set, e.g. tokenizer"),
+    ):
+        next(iter(loop.loader))

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 import sightline
 from sightline.config import parse
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, train_local

@@ -16,10 +16,9 @@ import torch
 import sightline
 from sightline.api import _training_device
 from sightline.config import parse
-from sightline.data.federation import Kind, Shard
-from sightline.engine import build_experiment
+from sightline.data import Kind, Shard
+from sightline.engine import RunRecord, build_experiment
 from sightline.engine.checkpoint import check_identity, describe_identity, list_changes
-from sightline.engine.record import RunRecord
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
 from sightline.training import LocalWork, clipped_gradient_sum, dispatch, evaluate_model, train_local

@@ -10,12 +10,12 @@ import training_oracle as oracle
 from torch import nn
 from torch.nn import functional
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
 from sightline.training.fast.autograd_worker import AutogradWorker
-from sightline.training.fast.dense_stack import ChainWorker
+from sightline.training.fast.chains import ChainWorker
 from sightline.training.fast.graph_worker import GraphWorker
 from sightline.training.fast.per_example_norms import fold_patches, patches_by_pixel, unfold_patches
 from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients

@@ -9,7 +9,7 @@ import training_oracle as oracle
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train_local
 from sightline.training.dp_sgd_settings import DPSGDSettings

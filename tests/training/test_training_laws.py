@@ -10,7 +10,7 @@ from scipy.stats import kstest
 from test_training_equals_oracle import CASES, gather, model_of, shard_of
 from torch import nn
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.models import build_model
 from sightline.training import (

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput
 from sightline.models import build_model
 from sightline.training import Adam, LocalTerms, LocalWork, RateSchedule, dp_sgd, train_local

@@ -1,4 +1,4 @@
-"""The exact paths: per-example gradients by grouped convolutions, and steps of SGD folded into the backward pass."""
+"""The exact paths of private steps: per-example gradients by grouped convolutions."""
 
 import sys
 import types
@@ -10,20 +10,19 @@ import training_oracle as oracle
 from test_training_equals_oracle import CASES, close, gather, model_of, shard_of
 from torch import nn
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind
 from sightline.models import build_model
-from sightline.training import LocalTerms, LocalWork, clipped_gradient_sum, dp_sgd, train_local
+from sightline.training import LocalWork, clipped_gradient_sum, dp_sgd, train_local
 from sightline.training.clipping import Balls, clipped_rows, clipped_rows_apart
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.fast import dense_stack
-from sightline.training.fast.dense_stack import ChainWorker
-from sightline.training.fast.layers import GroupedConvolution, ProductConvolution
+from sightline.training.fast import chains
+from sightline.training.fast.chains import ChainWorker, GroupedConvolution, ProductConvolution
 from sightline.training.gradients import one_by_one
-from sightline.training.local_work import Adam, Paths
+from sightline.training.local_work import Paths
 
 RNG = np.random.default_rng
-GROUPED, FOLDED = Paths(record="grouped"), Paths(plain="folded")
+GROUPED = Paths(record="grouped")
 SHAPE = (2, 7, 9)
 CHAINS = {
     "strided": lambda: [nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.Conv2d(6, 3, (3, 2), stride=(1, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)],
@@ -144,73 +143,15 @@ def run(model, shards, work, **options):
     return gather(train_local(model, start, shards, work, rngs=rngs, **options), len(shards), model.parameters)
 
 
-@pytest.mark.parametrize("case", ["cnn", "cnn_small", "cnn_3x3"])
-@pytest.mark.parametrize("batch", [None, 4])
-def test_folded_steps_are_those_of_the_loop(case, batch, monkeypatch):
-    model, rng = model_of(case), RNG(0)
-    shards, asked = [shard_of(model, n, rng) for n in (5, 0, 9)], []
-    monkeypatch.setattr(ChainWorker, "descend", lambda *a: (asked.append(1), DESCEND(*a)))
-    work = LocalWork(0.1, batch_size=batch, epochs=2, paths=FOLDED)
-    ends, start = run(model, shards, work), model.init(RNG(9))
-    assert asked
-    assert torch.equal(ends[1], start)
-    for i in (0, 2):
-        expected = oracle.local_sgd(
-            model.module, start, shards[i].x, shards[i].y, learning_rate=0.1, batch_size=batch, epochs=2, rng=RNG(i)
-        )
-        close(ends[i], expected, start)
-    alone = gather(train_local(model, start, shards[2:], work, rngs=[RNG(2)]), 1, model.parameters)
-    assert torch.equal(alone[0], ends[2])
-
-
-DESCEND = ChainWorker.descend
-
-
-def test_a_worker_is_as_before_after_folded_steps():
-    model = model_of("cnn")
-    shard, vector = shard_of(model, 6, RNG(0)), model.init(RNG(1))
-    before = clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3)
-    worker = worker_for(model)
-    own = worker.weights.data_ptr()
-    run(model, [shard] * 2, LocalWork(0.1, epochs=1, paths=FOLDED))
-    with pytest.raises(RuntimeError, match="out of bounds"):
-        run(model, [Shard(shard.x, shard.y + 90)], LocalWork(0.1, epochs=1, paths=FOLDED))
-    assert worker.weights.data_ptr() == own
-    assert torch.equal(clipped_gradient_sum(model, vector, shard.x, shard.y, clip_norm=0.3), before)
-
-
-@pytest.mark.parametrize(
-    ("changes", "terms"),
-    [
-        ({"momentum": 0.5}, LocalTerms()),
-        ({"weight_decay": 0.1}, LocalTerms()),
-        ({"step_norm": 0.1}, LocalTerms()),
-        ({"adam": Adam()}, LocalTerms()),
-        ({}, LocalTerms(proximal=0.5)),
-        ({}, LocalTerms(linear=torch.ones(1))),
-        ({}, LocalTerms(mask=torch.zeros(1))),
-    ],
-)
-def test_more_than_sgd_is_not_folded(changes, terms):
-    model = model_of("cnn")
-    wide = {name: value.expand(model.parameters) for name, value in vars(terms).items() if torch.is_tensor(value)}
-    shards, terms = [shard_of(model, 6, RNG(0))], LocalTerms(terms.proximal, **wide)
-    found = [
-        run(model, shards, LocalWork(0.1, batch_size=4, epochs=1, paths=Paths(plain=plain), **changes), terms=terms)
-        for plain in ("loop", "folded")
-    ]
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if "cnn" not in case])
 def test_other_models_have_one_path_of_plain_steps(case):
     model = model_of(case)
     shards, work = [shard_of(model, n, RNG(n)) for n in (5, 3)], LocalWork(0.1, batch_size=4, epochs=1)
     by_rule = run(model, shards, work)
-    folded = run(model, shards, LocalWork(0.1, batch_size=4, epochs=1, paths=Paths(plain="folded", record="grouped")))
-    assert torch.equal(by_rule, folded)
+    looped = run(model, shards, LocalWork(0.1, batch_size=4, epochs=1, paths=Paths(plain="loop", record="grouped")))
+    assert torch.equal(by_rule, looped)
 
 
 def test_chunks_of_a_grouped_record_are_bounded(monkeypatch):
-    monkeypatch.setattr(dense_stack, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chains, "CHUNK_BYTES", 1)
     assert ChainWorker(model_of("cnn"), "grouped").per_chunk == 8

@@ -8,17 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import LocalWork, dp_sgd
-from sightline.training.clipping import clipped_rows, row_norms, sum_by_sixteens
+from sightline.training.clipping import LONGEST, SIZES, Passes, clipped_rows, fill_up, row_norms, sum_by_sixteens
 from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
-from sightline.training.fast import autograd_worker, dense_stack, graph_worker
-from sightline.training.fast.layers import Dense
+from sightline.training.fast import autograd_worker, chains, graph_worker
+from sightline.training.fast.chains import Dense
 from sightline.training.gradients import GradientWorker
 from sightline.training.own_module import LossWorker, clipped_gradient, own_module
-from sightline.training.passes import MOST, SIZES, Passes, fill_up
 
 RNG = np.random.default_rng
 LENGTH, SHORT = 1 << 16, 1 << 12
@@ -50,7 +49,7 @@ def normed(inputs, outputs):
 
 
 WAYS = {
-    "chain": (dense, None, dense_stack.ChainWorker),
+    "chain": (dense, None, chains.ChainWorker),
     "rules": (normed, None, autograd_worker.AutogradWorker),
     "graph": (Graphed, None, graph_worker.GraphWorker),
     "rows": (Graphed, own_squares, LossWorker),
@@ -187,7 +186,7 @@ class MoodyDense(Dense):
 
 def test_where_a_place_changes_bits_every_example_has_a_pass_of_its_own(monkeypatch):
     model = build_model("linear", input_shape=(30,), classes=3, kind=Kind.VECTOR, settings={})
-    usual, worker = worker_for(model), dense_stack.ChainWorker(model)
+    usual, worker = worker_for(model), chains.ChainWorker(model)
     worker.layers[-1].__class__ = MoodyDense
     seen, record = [], worker.record_pass
     monkeypatch.setattr(worker, "record_pass", lambda x, *some: (seen.append(len(x)), record(x, *some))[1])
@@ -211,7 +210,7 @@ def test_passes_cover_a_batch_in_sizes_that_are_alike(alike, most):
     for examples in (0, 1, 3, 5, 32, 33, 700):
         pieces = list(passes.split(examples))
         assert [n for some, _ in pieces for n in range(some.start, some.stop)] == list(range(examples))
-        assert all(0 < some.stop - some.start <= size <= max(1, min(most, MOST)) for some, size in pieces)
+        assert all(0 < some.stop - some.start <= size <= max(1, min(most, LONGEST)) for some, size in pieces)
         sizes = {size for _, size in pieces}
         assert sizes == {1} or sizes <= set(alike)
     if alike == SIZES and most == 5000:

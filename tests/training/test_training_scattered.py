@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sightline.data.federation import Shard
+from sightline.data import Shard
 from sightline.training.fast.stacked import ExamplePile, ScatteredExamples, pile_of
 
 

@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 from torch import nn
 from torch.nn import functional
 
-from sightline.data.federation import Client, Federation, Kind, Shard
+from sightline.data import Client, Federation, Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.models import Task, build_model, build_task, count_outputs, own_loss, probe_targets
 from sightline.models.task import CLASSIFICATION, apply_apart
@@ -28,7 +28,7 @@ from sightline.training.dispatch import dense_layers, stacking_for, worker_for
 from sightline.training.dp_sgd import private_loop
 from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views
 from sightline.training.fast.autograd_worker import AutogradWorker
-from sightline.training.fast.dense_stack import ChainWorker
+from sightline.training.fast.chains import ChainWorker
 from sightline.training.fast.stacked import StackWalk
 from sightline.training.gradients import GradientWorker, one_by_one
 from sightline.training.local_sgd import train_in_turn

@@ -7,7 +7,7 @@ import training_oracle as oracle
 from test_training_equals_oracle import CASES, close, gather, model_of, shard_of
 
 from sightline.config import parse
-from sightline.data.federation import Kind, Shard
+from sightline.data import Kind, Shard
 from sightline.errors import InvalidInput, Refused
 from sightline.training import LocalWork, clipped_gradient_sum, dp_sgd
 from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views, gaussian_steps

@@ -1,4 +1,4 @@
-"""A round's pace, chosen from public values: it changes the work, never the claims."""
+"""A round's schedule, chosen from public values: it changes the work, never the claims."""
 
 from dataclasses import replace
 
@@ -21,15 +21,15 @@ from tests.hierarchy.test_hierarchy_runs import flat
 
 @pytest.fixture
 def controlled(monkeypatch):
-    """Lets an algorithm ask for a pace at the beginning of every round."""
+    """Lets an algorithm ask for a schedule at the beginning of every round."""
 
     originals = dict(algorithms.REGISTRY)
 
-    def install(name, pace_at, most_steps):
+    def install(name, schedule_at, most_steps):
         base = originals[name]
 
         def round_(state, r, settings):
-            r.set_pace(pace_at(r.time), most_steps=most_steps)
+            r.control.set_schedule(schedule_at(r.time), most_steps=most_steps)
             return base.round(state, r, settings)
 
         monkeypatch.setitem(algorithms.REGISTRY, name, replace(base, round=round_))
@@ -37,27 +37,27 @@ def controlled(monkeypatch):
     return install
 
 
-def test_a_pace_is_the_work_of_another_file(treed, tmp_path, controlled):
+def test_a_schedule_is_the_work_of_another_file(treed, tmp_path, controlled):
     other = {"local.steps": 3, "local.learning_rate": 0.1, "algorithm.local_aggregation": 1}
     expected = sightline.run(treed(**other), out=tmp_path / "file")
     controlled("h2fdp", lambda time: LocalSchedule(3, 0.1), 6)  # K_l stays 6 / 2 = 3, so m = 1
-    run = sightline.run(treed(), out=tmp_path / "pace")
+    run = sightline.run(treed(), out=tmp_path / "schedule")
     setting = engine.build_experiment(treed())
     np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
     assert run.epsilon == expected.epsilon
 
 
 def test_the_ledger_is_the_plan_whatever_is_chosen(treed, tmp_path, controlled):
-    """All trusted and sampled: what is claimed does not tell which pace was chosen."""
+    """All trusted and sampled: what is claimed does not tell which schedule was chosen."""
     changes = {"topology.trusted": 1.0, "sampling.clients": {"scheme": "poisson", "rate": 0.6}}
-    paces = [
+    schedules = [
         lambda time: LocalSchedule(2, 0.1, {"edge-0": 0.2, "edge-2": 0.5}),
         lambda time: LocalSchedule(6 - time, 0.2),
         lambda time: LocalSchedule(8),
     ]
     bodies = []
-    for number, pace_at in enumerate(paces):
-        controlled("h2fdp", pace_at, 8)
+    for number, schedule_at in enumerate(schedules):
+        controlled("h2fdp", schedule_at, 8)
         run = sightline.run(treed(**changes), out=tmp_path / str(number))
         bodies.append([release.body() for release in run.ledger])
         assert run.ledger.composition("client-0", "cloud") == {Poisson(0.6, Gaussian(0.8)): 9}
@@ -76,11 +76,11 @@ def test_segments_of_examples_are_claimed_at_the_most_steps(treed, tmp_path, con
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "pfedme"])
-def test_flat_algorithms_follow_the_pace(treed, tmp_path, controlled, algorithm):
+def test_flat_algorithms_follow_the_schedule(treed, tmp_path, controlled, algorithm):
     open_ = {"privacy": {"unit": "none"}, "algorithm": {"name": algorithm}, "rounds": 2}
     expected = sightline.run(treed(**open_, **{"local.steps": 2, "local.learning_rate": 0.05}), out=tmp_path / "file")
     controlled(algorithm, lambda time: LocalSchedule(2, 0.05), 6)
-    run = sightline.run(treed(**open_), out=tmp_path / "pace")
+    run = sightline.run(treed(**open_), out=tmp_path / "schedule")
     setting = engine.build_experiment(treed(**open_))
     np.testing.assert_array_equal(flat(run, setting), flat(expected, setting))
 
