@@ -154,7 +154,9 @@ const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run
 const [phone, desk] = [{ width: 375, height: 780 }, { width: 1200, height: 900 }];
 const KINDS = { phone: { viewport: phone }, light: { viewport: desk }, dark: { viewport: desk, colorScheme: "dark" }, "dark phone": { viewport: phone, colorScheme: "dark" } };
 for (const [kind, options] of Object.entries(KINDS)) {
-  const visiting = await visitor(options);
+  // The header too: Chromium forgets session cookies if its network process restarts during these many pages.
+  const Authorization = `Bearer ${new URL(entrance).searchParams.get("token")}`;
+  const visiting = await visitor({ ...options, extraHTTPHeaders: { Authorization } });
   for (const path of PAGES) {
     await visiting.goto(at(path));
     seen.widths[`${kind} ${path}`] = await visiting.evaluate(() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]);
