@@ -25,6 +25,7 @@ import click
 import numpy as np
 import torch
 from pydantic import BaseModel
+from threadpoolctl import threadpool_info
 
 import sightline
 from sightline.algorithms import DERIVED, REGISTRY, find_algorithm
@@ -46,10 +47,15 @@ SHORT = 2
 
 
 def describe_machine() -> str:
-    """Return the facts that decide about bits: processor, instructions, versions of torch and numpy."""
+    """Return the facts that decide about bits: processor, instructions, versions of torch and numpy, OpenBLAS kernels."""
     name, _ = machine.read_processor()
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {name} {capability} torch {torch.__version__} numpy {np.__version__}"
+    # Processors of one name and instruction set may still get other kernels, which round other last bits of the noise.
+    kernels = "+".join(
+        sorted({pool["architecture"] for pool in threadpool_info() if pool["internal_api"] == "openblas"})
+    )
+    versions = f"torch {torch.__version__} numpy {np.__version__} OpenBLAS {kernels}"
+    return f"{platform.machine()} {name} {capability} {versions}"
 
 
 def digest_run(example: str, rounds: int | None = None) -> dict[str, str]:
