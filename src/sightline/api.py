@@ -109,12 +109,12 @@ def run(
         invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
     if isinstance(model, str) and not isinstance(file, Experiment):
         words, model = [*words, f"model.name={json.dumps(model)}"], None
-    place, notes = None if out is None else Path(out), list[str]()
+    index, notes = None if out is None else Path(out), list[str]()
     if isinstance(file, str | Path) and Path(file).is_dir():
-        place = run_directory(Path(file), place, resume=resume or more_rounds is not None)
-        experiment = engine.read_settings(place, words)
+        index = run_directory(Path(file), index, resume=resume or more_rounds is not None)
+        experiment = engine.read_settings(index, words)
     else:
-        if more_rounds is not None and place is None:
+        if more_rounds is not None and index is None:
             shown = "an Experiment" if isinstance(file, Experiment) else file
             reason = f"are added to a run, and {shown} is not its directory"
             invalid("rounds", f"+{more_rounds}", reason, "e.g. runs/mine")
@@ -127,27 +127,27 @@ def run(
     if accept_changes and not resume:
         invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
     experiment, federation, factory = take_objects(experiment, data, test, model)
-    directory = engine.directory_to_resume(experiment, place) if resume else None
+    directory = engine.directory_to_resume(experiment, index) if resume else None
     # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
     build = partial(
         engine.build_experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
     )
-    before, setting = None, engine.calibrate_noise(build(experiment))
+    before, built = None, engine.calibrate_noise(build(experiment))
     if directory is not None:
-        before, setting = _with_added_rounds(setting, directory, build, more_rounds, runtime)
-    own.check(setting.model, setting.start, setting.federation.test)
-    best_metric(setting, own.functions)
+        before, built = _with_added_rounds(built, directory, build, more_rounds, runtime)
+    own.check(built.model, built.start, built.federation.test)
+    best_metric(built, own.functions)
     # Only now, so that an error is one line.
     for note in notes:
         _tell(note)
-    directory = directory or engine.new_directory(experiment, place)
-    done, told = Run(directory, setting.model), _Listeners(listeners)
+    directory = directory or engine.new_directory(experiment, index)
+    done, told = Run(directory, built.model), _Listeners(listeners)
     way_on = _way_to_go_on(directory, data=data, test=test, model=model, metrics=own.functions or None)
     make_simulator = simulator_maker(workers)
-    with _finish_on_interrupt(directory, way_on), _progress_listener(setting.experiment, progress) as advance:
+    with _finish_on_interrupt(directory, way_on), _progress_listener(built.experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
-            setting,
+            built,
             directory,
             resume=resume,
             before=before,
@@ -163,9 +163,9 @@ def run(
             from sightline.runtimes.flower.apps import simulate_nodes
 
             at_once = 1 if workers == AUTO else int(workers)
-            simulate_nodes(setting, directory, lambda make: loop(told.start_with(done, make)), workers=at_once)
+            simulate_nodes(built, directory, lambda make: loop(told.start_with(done, make)), workers=at_once)
         elif transport is not None:
-            post = transport(setting, directory)
+            post = transport(built, directory)
             loop(told.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
         else:
             loop(told.start_with(done, make_simulator))
@@ -178,9 +178,9 @@ def run(
 def plan(file: Path | str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Return what a run of the experiment would release, cost and take; nothing is trained or written."""
     experiment = file if isinstance(file, Experiment) else read(file, overrides, _tell)
-    setting = engine.calibrate_noise(engine.build_experiment(experiment, device=experiment.training_device))
-    best_metric(setting, ())
-    return replace_nonfinite(engine.plan_run(setting) | {"seconds": estimate_seconds(setting)})  # type: ignore[no-any-return]
+    built = engine.calibrate_noise(engine.build_experiment(experiment, device=experiment.training_device))
+    best_metric(built, ())
+    return replace_nonfinite(engine.plan_run(built) | {"seconds": estimate_seconds(built)})  # type: ignore[no-any-return]
 
 
 def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:

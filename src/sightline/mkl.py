@@ -42,10 +42,10 @@ def read_mode() -> str | None:
     call = _find_function(GET)
     if call is None:
         return None
-    found = int(call(ALL))
-    branch = found & ~STRICT
+    result = int(call(ALL))
+    branch = result & ~STRICT
     name = BRANCHES[branch] if 0 <= branch < len(BRANCHES) else str(branch)
-    return f"{name},STRICT" if found & STRICT else name
+    return f"{name},STRICT" if result & STRICT else name
 
 
 @cache

@@ -71,16 +71,16 @@ class Plugin:
         """Import the module and return the object. Raises with one line for any failure."""
         try:
             # Importing a plugin may raise anything; the user gets one line instead of a foreign traceback.
-            found: Any = import_module(self.module)
+            result: Any = import_module(self.module)
         except Exception as error:
             reason = f"module {self.module!r} cannot be imported ({cause_of(error)})"
             invalid(self.kind.key, self.name, reason, "check PYTHONPATH and spelling")
         for word in self.attribute.split("."):
-            if not hasattr(found, word):
-                known = [other for other in dir(found) if not other.startswith("_")]
+            if not hasattr(result, word):
+                known = [other for other in dir(result) if not other.startswith("_")]
                 invalid(self.kind.key, self.name, f"{self.module!r} has no {word!r}", did_you_mean(word, known))
-            found = getattr(found, word)
-        return found
+            result = getattr(result, word)
+        return result
 
     @property
     def source_digest(self) -> str:
@@ -97,13 +97,13 @@ class Plugin:
 @cache
 def _offered_points() -> dict[str, dict[str, tuple[EntryPoint, ...]]]:
     """Return the entry points of every installed package by group and name; read once."""
-    found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {kind.group: {} for kind in KINDS}
+    result: dict[str, dict[str, tuple[EntryPoint, ...]]] = {kind.group: {} for kind in KINDS}
     every = entry_points()
-    for group, names in found.items():
+    for group, names in result.items():
         for point in every.select(group=group):
             if all(point.value != other.value for other in names.get(point.name, ())):
                 names[point.name] = (*names.get(point.name, ()), point)
-    return found
+    return result
 
 
 def forget_offers() -> None:

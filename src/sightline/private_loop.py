@@ -336,11 +336,11 @@ def streams_of(seed: int | None, *, calls: int) -> Streams:
 
 def find_label(batch: Mapping[str, Any]) -> str:
     """Return the key of a dictionary's labels. Raises unless exactly one of the usual names is there."""
-    found = [name for name in LABELS if name in batch]
-    if len(found) != 1:
-        reason = f"{len(found) or 'none'} of its keys could be the labels ({', '.join(LABELS)})"
+    result = [name for name in LABELS if name in batch]
+    if len(result) != 1:
+        reason = f"{len(result) or 'none'} of its keys could be the labels ({', '.join(LABELS)})"
         invalid("loader", [*batch][:8], f"a batch is a dictionary, and {reason}", "rename one in the data set")
-    return found[0]
+    return result[0]
 
 
 def digest_of(tensor: Tensor) -> bytes:
@@ -423,9 +423,9 @@ class _Batches(Dataset[Any]):
 
     def _refuse_memory(self) -> None:
         """Raise where collating has changed anything but a random generator: it would reach the next example."""
-        place = None if self.before is None else self.before.find_change(draws=False)
-        if place is not None:
-            self._refuse(f"it changes {place}, so that one example would reach the next; keep nothing")
+        index = None if self.before is None else self.before.find_change(draws=False)
+        if index is not None:
+            self._refuse(f"it changes {index}, so that one example would reach the next; keep nothing")
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> tuple[Any, list[int]]:
         if type(self.dataset) is TensorDataset and self.collate is default_collate:

@@ -60,10 +60,10 @@ def combine_costs(costs: Iterable[Cost], overlap: Overlap) -> Cost:
     >>> combine_costs([Cost(1.0, 2.0), Cost(1.0, 3.0)], Overlap.MAX)
     Cost(energy_joule=2.0, delay_seconds=3.0)
     """
-    found = list(costs)
-    delays = [cost.delay_seconds for cost in found]
+    result = list(costs)
+    delays = [cost.delay_seconds for cost in result]
     delay = sum(delays) if overlap is Overlap.SUM else max(delays, default=0.0)
-    return Cost(sum(cost.energy_joule for cost in found), delay)
+    return Cost(sum(cost.energy_joule for cost in result), delay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +152,9 @@ class CostTable:
         return frozenset(round for _, round in self.rows if round is not None)
 
     def _sending_in(self, round: int | None) -> Sending:
-        found = [self._cost_of(client_name(client), "client", round) for client in range(self.clients)]
-        energy = np.array([cost.energy_joule for cost in found])
-        return Sending(energy, np.array([cost.delay_seconds for cost in found]))
+        result = [self._cost_of(client_name(client), "client", round) for client in range(self.clients)]
+        energy = np.array([cost.energy_joule for cost in result])
+        return Sending(energy, np.array([cost.delay_seconds for cost in result]))
 
     def _cost_of(self, node: str, kind: str, round: int | None) -> Cost:
         # Most specific first: a row of the node before one of its kind, a row of the round before one for every round.
@@ -302,13 +302,13 @@ class WirelessSettings:
     def read(cls, given: Mapping[str, Any]) -> "WirelessSettings":
         """Return the settings of `[resources]`. Raises for unknown keys and invalid values."""
         known = [field.name for field in dataclasses.fields(cls)]
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, value in given.items():
             if key not in known:
                 reason = "the wireless model has no such setting"
                 invalid(f"resources.{key}", value, reason, did_you_mean(key, [*known, "delays"]))
-            found[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
-        return cls(**found)
+            result[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
+        return cls(**result)
 
 
 READERS = {
@@ -436,10 +436,10 @@ def find_prices(model: str) -> BuildPrices:
     plugin = locate_plugin(RESOURCES, model, MODELS)
     if plugin is None:
         return MODELS[model]
-    found = plugin.load_object()
-    if not callable(found):
-        plugin.refuse_type(found, "a function (settings, experiment, parameters) -> prices")
-    return found  # type: ignore[no-any-return]
+    result = plugin.load_object()
+    if not callable(result):
+        plugin.refuse_type(result, "a function (settings, experiment, parameters) -> prices")
+    return result  # type: ignore[no-any-return]
 
 
 def build_resources(experiment: Experiment, *, parameters: int) -> Resources | None:

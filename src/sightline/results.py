@@ -159,8 +159,8 @@ class Run:
             reason = f"each of {len(owned)} clients has a model of its own"
             invalid("client", client, reason, "say whose: run.model(client=0), or cluster=0 where there are clusters")
         if cluster is not None:
-            found = [row["clusters"]["assignment"] for row in self.rounds if row.get("clusters")]
-            members = [number for number, own in enumerate(found[-1] if found else []) if own == cluster]
+            result = [row["clusters"]["assignment"] for row in self.rounds if row.get("clusters")]
+            members = [number for number, own in enumerate(result[-1] if result else []) if own == cluster]
             if not members:
                 invalid("cluster", cluster, "no client is in it", "say client=0 for the model of one client")
             return members[0]
@@ -222,8 +222,8 @@ class Run:
         inputs = self._scale_inputs(read_inputs(x, flat))
         with torch.no_grad():
             outputs = [module(torch.from_numpy(inputs[at : at + BATCH])) for at in range(0, len(inputs), BATCH)]
-        found = torch.cat(outputs) if outputs else torch.empty(0, flat.classes)
-        predictions: NDArray[Any] = flat.task.predictions(found, probabilities=probabilities).numpy()
+        result = torch.cat(outputs) if outputs else torch.empty(0, flat.classes)
+        predictions: NDArray[Any] = flat.task.predictions(result, probabilities=probabilities).numpy()
         names = self.experiment.data.class_names
         if names is None or probabilities or flat.task.name not in ("classification", "binary"):
             return predictions
@@ -249,9 +249,11 @@ class Run:
         shard = Shard(inputs, read_targets(y, inputs, flat, self.experiment.data))
         own = OwnMetrics(read_metrics(metrics))
         own.check(flat, vector, shard)
-        found = evaluate_model(flat, vector, shard)
+        result = evaluate_model(flat, vector, shard)
         return (
-            flat.task.rate_sums(found.sums, found.examples) | {"loss": found.loss} | own.of_shard(flat, vector, shard)
+            flat.task.rate_sums(result.sums, result.examples)
+            | {"loss": result.loss}
+            | own.of_shard(flat, vector, shard)
         )
 
     def _scale_inputs(self, inputs: NDArray[Any]) -> NDArray[Any]:

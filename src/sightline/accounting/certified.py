@@ -167,8 +167,8 @@ class SubsetSampler:
             for histogram, count in sorted(held.items()):
                 ends, weight = self._moves(histogram)
                 chances = np.exp(weight - logsumexp(weight))
-                for place in np.flatnonzero(times := rng.multinomial(count, chances / chances.sum())):
-                    after[ends[place]] += int(times[place])
+                for index in np.flatnonzero(times := rng.multinomial(count, chances / chances.sum())):
+                    after[ends[index]] += int(times[index])
             held = after
         return held
 
@@ -228,10 +228,10 @@ class Forward:
         schedule, order = self.sampler.schedule, self.sampler.order
         y = rng.standard_normal((schedule.steps, len(histograms)))
         reach = min(schedule.steps, order * schedule.uses)
-        place = np.arange(reach)[:, None]
+        index = np.arange(reach)[:, None]
         # The sum of histograms[:, least:] is the number of steps in at least `least` subsets.
         for least in range(1, order + 1):
-            y[:reach] += schedule.strength * (place < histograms[:, least:].sum(axis=1))
+            y[:reach] += schedule.strength * (index < histograms[:, least:].sum(axis=1))
         return y
 
     def means(self, log_ratios: Array, at: float) -> float:

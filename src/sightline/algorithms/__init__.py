@@ -74,10 +74,10 @@ def find_algorithm(name: str) -> Algorithm:
     plugin = locate_plugin(ALGORITHM, name, REGISTRY)
     if plugin is None:
         return REGISTRY[name]
-    found = plugin.load_object()
-    if not isinstance(found, Algorithm):
-        plugin.refuse_type(found, "an `Algorithm` of sightline.algorithms")
-    return dataclasses.replace(found, name=name)
+    result = plugin.load_object()
+    if not isinstance(result, Algorithm):
+        plugin.refuse_type(result, "an `Algorithm` of sightline.algorithms")
+    return dataclasses.replace(result, name=name)
 
 
 def settings_of(algorithm: Algorithm, given: Mapping[str, Any]) -> Any:

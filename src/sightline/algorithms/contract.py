@@ -241,11 +241,11 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
         privacy, scheme = experiment.privacy, experiment.sampling.clients.scheme
         hidden = experiment.sampling.clients.scheduled or (scheme == "fixed" and privacy.adjacency == "replace")
         if privacy.unit == "client" and privacy.place != "client" and hidden:
-            law = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
-            refuse("sampling.clients.scheme", scheme, law, 'use scheme = "poisson" or "full"')
+            reason = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
+            refuse("sampling.clients.scheme", scheme, reason, 'use scheme = "poisson" or "full"')
         if privacy.unit == "sample" and privacy.mechanism == "gaussian" and privacy.place == "server":
-            law = f"{algorithm}'s clients keep what they learn in local steps, and the server takes the step here"
-            refuse("privacy.where", "server", law, 'use where = "client"')
+            reason = f"{algorithm}'s clients keep what they learn in local steps, and the server takes the step here"
+            refuse("privacy.where", "server", reason, 'use where = "client"')
 
     return check
 

@@ -68,12 +68,12 @@ def run_round(state: State, r: Round, settings: DPOGL) -> State:
 
 def move_models(state: State, channels: tuple[Channel, ...], steps: list[Public], settings: DPOGL) -> State:
     """Line 24: move the groups' models by their steps, and store who is in which group now."""
-    found = dict(state)
+    result = dict(state)
     for channel, step in zip(channels, steps, strict=True):
-        move = step if settings.plain else optimise_step(found, channel.name, step, settings)
-        found[channel.name] = model_of(state, channel.name) + move
+        move = step if settings.plain else optimise_step(result, channel.name, step, settings)
+        result[channel.name] = model_of(state, channel.name) + move
     members = {name + MEMBERS: value for name, value in members_of(channels).items()}
-    return {name: value for name, value in found.items() if not name.endswith(MEMBERS)} | members
+    return {name: value for name, value in result.items() if not name.endswith(MEMBERS)} | members
 
 
 def optimise_step(state: dict[str, Public], group: str, step: Public, settings: DPOGL) -> Public:
@@ -111,11 +111,11 @@ def merge_models(state: State, channels: tuple[Channel, ...], channel: Channel) 
 
 def groups_of(members: Mapping[str, tuple[int, ...]]) -> dict[int, tuple[str, ...]]:
     """Return worker -> the names of its groups."""
-    found: dict[int, tuple[str, ...]] = {}
+    result: dict[int, tuple[str, ...]] = {}
     for name, workers in members.items():
         for worker in workers:
-            found[worker] = (*found.get(worker, ()), name)
-    return found
+            result[worker] = (*result.get(worker, ()), name)
+    return result
 
 
 def mean_model(models: list[Public]) -> Public:
@@ -211,11 +211,11 @@ def check_experiment(experiment: Experiment) -> None:
     """Raise unless rounds are whole intervals and the privacy unit is not the single example."""
     period = experiment.topology.settings.get("period", 1)
     if isinstance(period, int) and period >= 1 and experiment.rounds % period:
-        law = f"dp_ogl_plus releases at the end of an interval of period={period}"
-        invalid("rounds", experiment.rounds, law, f"use a multiple of {period}")
+        reason = f"dp_ogl_plus releases at the end of an interval of period={period}"
+        invalid("rounds", experiment.rounds, reason, f"use a multiple of {period}")
     if experiment.privacy.unit == "sample":
-        law = "dp_ogl_plus clips a worker's sum over an interval, which protects workers"
-        refuse("privacy.unit", "sample", law, 'use unit = "client", or algorithm.name = "dp_ogl"')
+        reason = "dp_ogl_plus clips a worker's sum over an interval, which protects workers"
+        refuse("privacy.unit", "sample", reason, 'use unit = "client", or algorithm.name = "dp_ogl"')
 
 
 def count_cohorts(experiment: Experiment) -> Cohorts:

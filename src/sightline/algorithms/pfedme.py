@@ -85,11 +85,11 @@ def run_round(state: State, r: Round, settings: PFedMe) -> State:
 def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
-        law = "pfedme's inner solver is not a sequence of private steps"
-        refuse("privacy.unit", "sample", law, 'use unit = "client", or mechanism = "output"')
+        reason = "pfedme's inner solver is not a sequence of private steps"
+        refuse("privacy.unit", "sample", reason, 'use unit = "client", or mechanism = "output"')
     if experiment.local.optimizer not in (None, "sgd"):
-        law = "pfedme's inner solver takes plain gradient steps"
-        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
+        reason = "pfedme's inner solver takes plain gradient steps"
+        refuse("local.optimizer", experiment.local.optimizer, reason, 'use optimizer = "sgd"')
 
 
 FACTS = AlgorithmFacts(

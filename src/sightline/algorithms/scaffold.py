@@ -80,15 +80,15 @@ def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for steps without a mean gradient, and for step counts that follow from private sizes."""
     keeps_state("scaffold")(experiment)
     if experiment.local.adaptive:
-        law = "a control variate is a mean of gradients, and Adam's steps are none"
-        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd" or "momentum"')
+        reason = "a control variate is a mean of gradients, and Adam's steps are none"
+        refuse("local.optimizer", experiment.local.optimizer, reason, 'use optimizer = "sgd" or "momentum"')
     privacy = experiment.privacy
     if privacy.unit == "client" and privacy.adjacency == "replace" and experiment.local.steps is None:
-        law = (
+        reason = (
             "scaffold's control variates are scaled by the steps of the largest and of the mean client: "
             + PRIVATE_SIZES
         )
-        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or give local.steps')
+        refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or give local.steps')
 
 
 FACTS = AlgorithmFacts(

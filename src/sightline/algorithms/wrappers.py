@@ -31,8 +31,8 @@ def wrap_average(base: Algorithm, decay: float) -> Algorithm:
     def init(start: Public, clients: range, settings: Any) -> State:
         state = base.init(start, clients, settings)
         if not isinstance(base.models(state, clients), Public):
-            law = f"{base.name} has many models, and one is averaged"
-            invalid("algorithm.average", decay, law, "remove average")
+            reason = f"{base.name} has many models, and one is averaged"
+            invalid("algorithm.average", decay, reason, "remove average")
         return dict(state) | {AVERAGE: start}
 
     def round_(state: State, r: Round, settings: Any) -> State:
@@ -174,11 +174,11 @@ def _model_before(state: State, name: str) -> Public:
 
 def _model_names(base: Algorithm, state: State, clients: range) -> list[str]:
     """Return the names under which the state holds the algorithm's models. Raise if there are none."""
-    found = base.models(state, clients)
-    judged = [found] if isinstance(found, Public) else list(found.values())
+    result = base.models(state, clients)
+    judged = [result] if isinstance(result, Public) else list(result.values())
     # Compared by identity: only vectors that the state itself holds can be moved; a computed mean cannot.
     names = [name for name, value in state.items() if any(value is model for model in judged)]
     if not names:
-        law = f"{base.name} has no model of its own to move on"
-        invalid("algorithm.upcycle", base.name, law, "remove upcycle")
+        reason = f"{base.name} has no model of its own to move on"
+        invalid("algorithm.upcycle", base.name, reason, "remove upcycle")
     return names

@@ -64,7 +64,7 @@ def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequ
     if seeds is not None:
         if seeds < 1:
             invalid("--seeds", seeds, "at least one seed")
-        if any(setting.startswith("seed=") for choices in grid for setting in choices):
+        if any(built.startswith("seed=") for choices in grid for built in choices):
             invalid("--seeds", seeds, "--over seed=... is given too", "keep one of the two")
         # Combinations share their seeds on purpose: differences between rows are then less due to chance.
         grid.append([f"seed={base.seed + number}" for number in range(seeds)])

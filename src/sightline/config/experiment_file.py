@@ -124,9 +124,9 @@ def _explain_mistake(mistake: ErrorDetails) -> str:
     if mistake["type"] == "missing":
         return one_line(".".join(names), "missing", "this key is required")
     value = mistake["input"]
-    law = mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    reason = mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     way_out = did_you_mean(value, _valid_choices(mistake)) if isinstance(value, str) and _valid_choices(mistake) else ""
-    return one_line(".".join(names), value, f"should be {law}" if law != mistake["msg"] else law, way_out)
+    return one_line(".".join(names), value, f"should be {reason}" if reason != mistake["msg"] else reason, way_out)
 
 
 def _valid_choices(mistake: ErrorDetails) -> list[str]:

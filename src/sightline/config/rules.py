@@ -219,21 +219,23 @@ def _check_participation(experiment: "Experiment") -> None:
     if clients.scheme not in (*NO_TURNS, "turns") and ":" not in clients.scheme:
         return
     if clients.scheme != "turns":
-        law = NO_TURNS.get(clients.scheme, "of other schemes nobody knows the distance between rounds of a client")
-        refuse("privacy.noise", "correlated", law, f"{TURNS}, or {INDEPENDENT}")
+        reason = NO_TURNS.get(clients.scheme, "of other schemes nobody knows the distance between rounds of a client")
+        refuse("privacy.noise", "correlated", reason, f"{TURNS}, or {INDEPENDENT}")
     # Turns of public groups are the one participation whose distance between uses is known beforehand.
     groups = clients.groups or 1
     if groups == 1:
-        law = "one group takes part in every round, and gains nothing from correlated noise"
-        refuse("sampling.clients.groups", groups, law, f"use 2 or more, or {INDEPENDENT}")
+        reason = "one group takes part in every round, and gains nothing from correlated noise"
+        refuse("sampling.clients.groups", groups, reason, f"use 2 or more, or {INDEPENDENT}")
     if settings.separation is not None and not 2 <= settings.separation <= groups:
-        law = f"turns of {groups} groups keep rounds of a client {groups} apart, and with less than 2 there is no gain"
-        refuse("privacy.correlated.separation", settings.separation, law, "leave it out")
+        reason = (
+            f"turns of {groups} groups keep rounds of a client {groups} apart, and with less than 2 there is no gain"
+        )
+        refuse("privacy.correlated.separation", settings.separation, reason, "leave it out")
     length = min(settings.restart or experiment.rounds, experiment.rounds)
     needed = -(-length // groups)
     if settings.uses is not None and settings.uses < needed:
-        law = f"every group has {needed} turns in {length} rounds"
-        refuse("privacy.correlated.uses", settings.uses, law, "leave it out, or restart earlier")
+        reason = f"every group has {needed} turns in {length} rounds"
+        refuse("privacy.correlated.uses", settings.uses, reason, "leave it out, or restart earlier")
 
 
 def _check_strategy(experiment: "Experiment") -> None:

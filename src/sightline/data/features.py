@@ -95,7 +95,7 @@ def smoothing_matrix(length: int, scale: int) -> Real:
     places = np.arange(-2 * length, 3 * length, dtype=np.float64)
     bump = np.exp(-(places**2) / (2 * width**2)).reshape(5, length).sum(axis=0)
     kept = range(1, length // hop - 1)
-    return np.asarray(np.stack([np.roll(bump, hop * place) for place in kept]) / bump.sum(), dtype=np.float64)
+    return np.asarray(np.stack([np.roll(bump, hop * index) for index in kept]) / bump.sum(), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)

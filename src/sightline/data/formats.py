@@ -78,7 +78,7 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = next(rows, [])
         places = [_column_place(path, header, column) for column in columns]
-        return [tuple(_check_row(path, row, header, rows.line_num)[place] for place in places) for row in rows]
+        return [tuple(_check_row(path, row, header, rows.line_num)[index] for index in places) for row in rows]
     except UnicodeDecodeError:
         raise_broken(path, "is not UTF-8 text")
     except csv.Error as error:
@@ -255,8 +255,8 @@ GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 def list_pictures(folder: Path) -> list[tuple[tuple[str, ...], Path]]:
     """Return (names of the folders between, file) of every image below a folder, sorted; hidden files are left out."""
     files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES and path.is_file())
-    found = [(path.relative_to(folder).parts, path) for path in files]
-    return sorted((parts[:-1], path) for parts, path in found if not any(part.startswith(".") for part in parts))
+    result = [(path.relative_to(folder).parts, path) for path in files]
+    return sorted((parts[:-1], path) for parts, path in result if not any(part.startswith(".") for part in parts))
 
 
 def read_picture(path: Path, side: int | None = None) -> NDArray[np.uint8]:

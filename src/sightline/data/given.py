@@ -182,10 +182,10 @@ def _settle_classes(settings: Data, given: GivenData, task: str) -> dict[str, An
 def _text_labels(given: GivenData) -> list[str]:
     """Return the text labels to show in an error on this screen, at most 30."""
     pairs = [client.train for client in given.clients] if given.pool is None else [given.pool]
-    found = {
+    result = {
         str(label) for _, y in pairs if np.asarray(y).dtype.kind in "UO" for label in np.unique(np.asarray(y, str))
     }
-    return sorted(found)[:30]
+    return sorted(result)[:30]
 
 
 def _common_classes(trained: Mapping[Any, Any] | None, tables: TableReader) -> tuple[str, ...] | None:
@@ -423,7 +423,7 @@ def read_dataset(who: str, given: Any, tables: TableReader) -> Pair:
 
 
 def _items(dataset: Any) -> Iterator[Any]:
-    return (dataset[place] for place in range(len(dataset)))
+    return (dataset[index] for index in range(len(dataset)))
 
 
 def _read_items(who: str, given: Any, items: Iterable[Any], tables: TableReader, batches: bool) -> Pair:

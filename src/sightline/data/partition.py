@@ -175,13 +175,13 @@ def grouped_users(owner: NDArray[np.int64], *, clients: int, rng: np.random.Gene
     """
     users, counts = np.unique(owner, return_counts=True)
     _check_users(clients, len(users))
-    place = np.empty(len(users), dtype=np.int64)
+    index = np.empty(len(users), dtype=np.int64)
     smallest = [(0, client) for client in range(clients)]
     for user in rng.permutation(len(users)):
         size, client = smallest[0]
-        place[user] = client
+        index[user] = client
         heapq.heapreplace(smallest, (size + int(counts[user]), client))
-    return by_owner(place[np.searchsorted(users, owner)], clients=clients)
+    return by_owner(index[np.searchsorted(users, owner)], clients=clients)
 
 
 def _owner_runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Index]:

@@ -147,8 +147,8 @@ def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *,
         for before, after in zip(base.states, other.states, strict=False):
             for name in before.keys() & after.keys():
                 _check_value(base, before[name].value, after[name].value, before[name].sources, call, f"state {name!r}")
-        for place, (one, two) in enumerate(zip(base.calls, other.calls, strict=False)):
-            _check_value(base, one.starts, two.starts, one.sources, call, f"the start of release call {place + 1}")
+        for index, (one, two) in enumerate(zip(base.calls, other.calls, strict=False)):
+            _check_value(base, one.starts, two.starts, one.sources, call, f"the start of release call {index + 1}")
 
 
 def _check_same(base: Rehearsed, again: Rehearsed) -> None:

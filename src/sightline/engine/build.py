@@ -119,10 +119,10 @@ class BuiltExperiment:
 
     def as_found(self, state: algorithms.State) -> "BuiltExperiment":
         """Return the same experiment with every client in the cluster that the state gives it."""
-        found = self.algorithm.facts.clusters(state)
-        if found is None or not isinstance(self.topology, Clusters):
+        result = self.algorithm.facts.clusters(state)
+        if result is None or not isinstance(self.topology, Clusters):
             return self
-        return replace(self, topology=self.topology.as_found(found.cluster_of, found.alike))
+        return replace(self, topology=self.topology.as_found(result.cluster_of, result.alike))
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "BuiltExperiment":
         """Return the same experiment with calibrated noise."""
@@ -163,8 +163,8 @@ def build_experiment(
     find_mechanism(experiment)
     shape = topology.find_topology(experiment.topology.kind)
     if not {experiment.topology.kind, shape.like} & set(algorithm.facts.topologies):
-        law = f"{algorithm.name} runs on {', '.join(algorithm.facts.topologies)}"
-        invalid("topology.kind", experiment.topology.kind, law, "choose another topology or algorithm")
+        reason = f"{algorithm.name} runs on {', '.join(algorithm.facts.topologies)}"
+        invalid("topology.kind", experiment.topology.kind, reason, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
     target = experiment.model.target
     federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root, task=target)
@@ -173,7 +173,7 @@ def build_experiment(
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
     adder = privacy.place if privacy.unit != "none" else "none"
-    place = topology.build_topology(
+    index = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
@@ -183,19 +183,19 @@ def build_experiment(
     )
     # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
     if experiment.topology.kind not in topology.REGISTRY:
-        check_shape(experiment.topology.kind, place, clients=experiment.data.clients, place=adder, like=shape.like)
-    _refuse_schedules_of_changing_members(experiment, place)
-    every = {channel.name: channel for channel in (*place.channels, *place.gathering_channels, place.top)}
+        check_shape(experiment.topology.kind, index, clients=experiment.data.clients, place=adder, like=shape.like)
+    _refuse_schedules_of_changing_members(experiment, index)
+    every = {channel.name: channel for channel in (*index.channels, *index.gathering_channels, index.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
     model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
     check_first_mechanism(experiment, federation.classes)
     mechanism = build_mechanism(
-        experiment, place, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
+        experiment, index, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
         cohorts=algorithm.facts.cohorts(experiment), workload=partial(algorithm.facts.workload, settings),
     )  # fmt: skip
-    _refuse_unused_factors(place, mechanism)
+    _refuse_unused_factors(index, mechanism)
     if mechanism.facts.numbers:
         algorithm = algorithms.wrap_released(algorithm)
     built = BuiltExperiment(
@@ -203,7 +203,7 @@ def build_experiment(
         federation,
         model,
         start,
-        place,
+        index,
         samplers,
         mechanism,
         algorithm,
@@ -225,8 +225,8 @@ def list_plugins(experiment: Experiment) -> list[Plugin]:
         (SAMPLER, experiment.sampling.clients.scheme, SAMPLERS),
         *([(RESOURCES, section.model, resources.MODELS)] if section is not None else []),
     ]
-    found = [locate_plugin(kind, name, built_in) for kind, name, built_in in asked]
-    return [plugin for plugin in found if plugin is not None]
+    result = [locate_plugin(kind, name, built_in) for kind, name, built_in in asked]
+    return [plugin for plugin in result if plugin is not None]
 
 
 def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.Algorithm) -> CohortSampler:
@@ -250,24 +250,24 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
     """Return, per client, the labels that make up more than `share` of its training examples."""
     if federation.target_shape or federation.test.y.dtype.kind == "f":
-        law = f"{federation.source} has no labels that groups could be made by"
-        invalid("topology.structure", "labels", law, "choose another structure")
-    found = []
+        reason = f"{federation.source} has no labels that groups could be made by"
+        invalid("topology.structure", "labels", reason, "choose another structure")
+    result = []
     for client in federation.clients:
         labels, counts = np.unique(client.train.y, return_counts=True)
-        found.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
-    return found
+        result.append(frozenset(int(y) for y, n in zip(labels, counts, strict=True) if n > share * len(client.train)))
+    return result
 
 
 def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topology) -> None:
     """Raise `Refused` for schedules and noise streams over the whole run if members come and go."""
     for name, sampler in (("clients", experiment.sampling.clients), ("samples", experiment.sampling.samples)):
         if sampler is not None and sampler.scheduled and not place.steady:
-            law = "members come and go, and a schedule counts the uses of those who stay"
-            refuse(f"sampling.{name}.scheme", sampler.scheme, law, 'use scheme = "poisson", or fixed memberships')
+            reason = "members come and go, and a schedule counts the uses of those who stay"
+            refuse(f"sampling.{name}.scheme", sampler.scheme, reason, 'use scheme = "poisson", or fixed memberships')
     if experiment.privacy.noise == "correlated" and not place.steady:
-        law = "members come and go, and a stream counts the uses of those who stay"
-        refuse("privacy.noise", "correlated", law, 'use privacy.noise = "independent", or fixed memberships')
+        reason = "members come and go, and a stream counts the uses of those who stay"
+        refuse("privacy.noise", "correlated", reason, 'use privacy.noise = "independent", or fixed memberships')
 
 
 def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
@@ -275,8 +275,8 @@ def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
     # Ignoring a factor silently would add less noise than the topology promises to the group.
     own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
     if own and not mechanism.facts.uses_channel_factors:
-        law = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
-        refuse("topology", own[0].name, law, 'use unit = "client" with mechanism = "gaussian"')
+        reason = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
+        refuse("topology", own[0].name, reason, 'use unit = "client" with mechanism = "gaussian"')
 
 
 def _build_model(experiment: Experiment, federation: Federation, factory: models.Factory | None) -> FlatModel:

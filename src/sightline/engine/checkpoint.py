@@ -64,8 +64,8 @@ def settle_paths(
     missing = missing_paths(built.model, local_work(built.experiment), paths)
     if missing and not accept:
         told = ", ".join(f"{field} = {path}" for field, path in missing.items())
-        law = f"it trains by paths that do not exist on this machine: {told}"
-        invalid("--resume", record.directory, law, f"go on where it began, or by rule with {ACCEPT}")
+        reason = f"it trains by paths that do not exist on this machine: {told}"
+        invalid("--resume", record.directory, reason, f"go on where it began, or by rule with {ACCEPT}")
     return replace(built, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))
 
 
@@ -163,12 +163,12 @@ def find_checkpoint(directory: Path, known: Collection[str]) -> tuple[Checkpoint
     # The earlier one leads to the same bits: the rounds after it are repeated from the same streams.
     for name in (CHECKPOINT, EARLIER):
         try:
-            found = load_checkpoint(directory, known, name=name)
+            result = load_checkpoint(directory, known, name=name)
         except CheckpointDamaged as error:
             wrong.append(str(error))
             continue
-        if found is not None:
-            return found, wrong[0] if wrong else "" if name == CHECKPOINT else f"checkpoint={CHECKPOINT}: not there"
+        if result is not None:
+            return result, wrong[0] if wrong else "" if name == CHECKPOINT else f"checkpoint={CHECKPOINT}: not there"
     if wrong:
         way_out = "bring it back, or remove it and the rounds are done again from the first, to the same bits"
         raise CheckpointDamaged(f"{wrong[0]}, and no earlier one is whole; {way_out}")
@@ -178,12 +178,12 @@ def find_checkpoint(directory: Path, known: Collection[str]) -> tuple[Checkpoint
 def check_length(directory: Path, releases: int) -> None:
     """Raise `CheckpointDamaged` if the ledger is shorter than the last checkpoint knows."""
     try:
-        found = load_checkpoint(directory)
+        result = load_checkpoint(directory)
     except CheckpointDamaged:
         return
-    if found is not None and found.releases > releases:
-        law = f"it remembers {found.releases} releases and the ledger holds {releases}; rows were cut"
-        raise CheckpointDamaged(f"checkpoint={directory}: {law}, or an older database was put back")
+    if result is not None and result.releases > releases:
+        reason = f"it remembers {result.releases} releases and the ledger holds {releases}; rows were cut"
+        raise CheckpointDamaged(f"checkpoint={directory}: {reason}, or an older database was put back")
 
 
 def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str = CHECKPOINT) -> Checkpoint | None:
@@ -199,8 +199,10 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = {name: Public(tensors[name], frozenset(ids)) for name, ids in words["sources"].items()}
         memories = {
-            name: ClientState({n: tensors[_state_name(name, n)] for n in found["clients"]}, frozenset(found["sources"]))
-            for name, found in words["memories"].items()
+            name: ClientState(
+                {n: tensors[_state_name(name, n)] for n in result["clients"]}, frozenset(result["sources"])
+            )
+            for name, result in words["memories"].items()
         }
         return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
     # Whatever cannot be read is damage; nothing is guessed about its content.
@@ -269,8 +271,8 @@ def check_data(directory: Path, federation: Federation) -> None:
     if not path.is_file():
         invalid("--resume", directory, f"its {DIGEST} is gone, so nobody knows whether the data are the same")
     if path.read_bytes().split()[:1] != [federation.digest().encode()]:
-        law = "the data are not those that the run began with, and the same noise on two values cancels"
-        invalid("--resume", directory, law, "bring the data back, or start a new run")
+        reason = "the data are not those that the run began with, and the same noise on two values cancels"
+        invalid("--resume", directory, reason, "bring the data back, or start a new run")
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,7 @@ def own_code(built: BuiltExperiment) -> Iterator[tuple[str, str]]:
     the code that the model reaches is hashed instead.
     """
     named, name = dict(_named_objects(built)), built.experiment.model.name
-    waiting = [*named, *(str(getattr(thing, "__module__", place)) for place, thing in named.items())]
+    waiting = [*named, *(str(getattr(thing, "__module__", index)) for index, thing in named.items())]
     if ":" in name:
         waiting += [type(module).__module__ for module in built.model.module().modules()]
     tops = {plugin.module.partition(".")[0] for plugin in built.plugins} - {"sightline"}
@@ -355,9 +357,9 @@ def _named_objects(built: BuiltExperiment) -> Iterator[tuple[str, Any]]:
     """Yield (module, object) of everything that the experiment file names by its location."""
     model = built.experiment.model
     for name in (model.name, model.loss or ""):
-        place, colon, attribute = name.partition(":")
+        index, colon, attribute = name.partition(":")
         if colon and not is_given_model(name):
-            yield place, getattr(import_module(place), attribute)
+            yield index, getattr(import_module(index), attribute)
     for plugin in built.plugins:
         yield plugin.module, plugin.load_object()
 
@@ -369,7 +371,7 @@ def is_own(module: ModuleType) -> bool:
         return module.__name__ == "__main__"
     path, ours = Path(file).resolve(), Path(__file__).resolve().parents[1]
     installed = {"site-packages", "dist-packages"} & set(path.parts)  # also those of another environment below this one
-    return not installed and not any(path.is_relative_to(place) for place in (*_INSTALLED, ours))
+    return not installed and not any(path.is_relative_to(index) for index in (*_INSTALLED, ours))
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
@@ -399,21 +401,21 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     ['torch 2.12 -> 2.13', 'code of net']
     """
     was, are = before.get("versions", {}), now.get("versions", {})
-    found = [
+    result = [
         f"{name} {was.get(name, 'none')} -> {are.get(name, 'none')}"
         for name in sorted({*was, *are})
         if was.get(name) != are.get(name)
     ]
     was, are = before.get("code", {}), now.get("code", {})
-    found += [f"code of {name}" for name in sorted({*was, *are}) if was.get(name) != are.get(name)]
+    result += [f"code of {name}" for name in sorted({*was, *are}) if was.get(name) != are.get(name)]
     was, are = before.get("device", "cpu"), now.get("device", "cpu")
-    found += [f"device {was} -> {are}"] if was != are else []
+    result += [f"device {was} -> {are}"] if was != are else []
     was, are = (BY_RULE.describe() | one.get("paths", {}) for one in (before, now))
     moved = [f"path {name} {was[name]} -> {are[name]}" for name in are if was.get(name) != are[name]]
-    found += moved or (["compiled code"] if before.get("compiled") != now.get("compiled") else [])
+    result += moved or (["compiled code"] if before.get("compiled") != now.get("compiled") else [])
     if "frozen" in before and before["frozen"] != now.get("frozen"):
-        found.append("frozen tensors and buffers")
-    return found + (["weights that training starts from"] if before.get("start") != now.get("start") else [])
+        result.append("frozen tensors and buffers")
+    return result + (["weights that training starts from"] if before.get("start") != now.get("start") else [])
 
 
 def begin_identity(record: RunRecord, built: BuiltExperiment) -> None:
@@ -436,8 +438,8 @@ def check_identity(record: RunRecord, built: BuiltExperiment, *, accept: bool) -
             invalid("--resume", record.directory, f"its {file} was changed since the run began", "bring it back")
     changes = list_changes(before, now)
     if changes and not accept:
-        law = "changed since the run was last at work: " + ", ".join(changes)
-        raise InvalidInput(one_line("--resume", record.directory, law, f"bring it back, or go on with {ACCEPT}"))
+        reason = "changed since the run was last at work: " + ", ".join(changes)
+        raise InvalidInput(one_line("--resume", record.directory, reason, f"bring it back, or go on with {ACCEPT}"))
     return now, changes
 
 

@@ -63,11 +63,11 @@ class EarlierRun:
         lines = [Line(observer, itself)] if known else []
         if not known or not self.same_data:
             lines += untrusted
-        found: dict[str, set[Composed]] = defaultdict(set)
+        result: dict[str, set[Composed]] = defaultdict(set)
         for line in lines:
             for subject, seen in self._view(line.observer).by_subject(line.exempt).items():
-                found[subject if self.same_data else ANYBODY].add(frozenset(seen.items()))
-        return found
+                result[subject if self.same_data else ANYBODY].add(frozenset(seen.items()))
+        return result
 
     def _view(self, observer: str) -> View:
         """Return what an observer saw, together with what the public saw."""
@@ -131,8 +131,8 @@ class EarlierRuns:
         """Return what all earlier runs together may have shown `observer` of `subject`; None if there are too many."""
         parts = []
         for run in self.runs:
-            found = run.compositions(observer)
-            parts.append((found.get(subject) or {frozenset()}) if self.same_data else _any_of(found))
+            result = run.compositions(observer)
+            parts.append((result.get(subject) or {frozenset()}) if self.same_data else _any_of(result))
         if math.prod(map(len, parts)) > MOST_SUMS:
             return None
         return [_add(choice) for choice in product(*parts)]
@@ -196,7 +196,7 @@ def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
         return None
     # where the file really is comes first: a link or a copy in another run's folder must not borrow its ledger
     places = (*list(init.resolve().parents)[:3], init.parent)
-    directory = next((place for place in places if (place / DATABASE).exists()), None)
+    directory = next((index for index in places if (index / DATABASE).exists()), None)
     if directory is not None:
         return _read_chain(init, directory, digest)
     made = _made_under(init)
@@ -224,8 +224,8 @@ def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
             stranger = made is not None and made != head and not record.store.has_hash(made)
         settings = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     except (SightlineError, OSError) as error:
-        law = f"lies beside a ledger that cannot be read ({' '.join(str(error).split())[:200]})"
-        invalid("model.init", init, law, "bring the ledger back: without it nobody knows what the model has cost")
+        reason = f"lies beside a ledger that cannot be read ({' '.join(str(error).split())[:200]})"
+        invalid("model.init", init, reason, "bring the ledger back: without it nobody knows what the model has cost")
     same = digest is not None and _read_digest(directory) == digest
     kept = ("name", "unit", "adjacency", "observers", "lines", "participants")
     own = {name: facts.get(name) for name in kept}
@@ -288,8 +288,8 @@ def keep_earlier(record: RunRecord, earlier: EarlierRuns | None, *, counted: boo
     # The copy in the run's own database counts, not the file beside model.init, which may have been replaced since.
     stored = stored_earlier(record)
     if counted and _heads(stored) != _heads(earlier):
-        law = "the ledger beside model.init is not the one that the run began with"
-        invalid("--resume", record.directory, law, "bring it back")
+        reason = "the ledger beside model.init is not the one that the run began with"
+        invalid("--resume", record.directory, reason, "bring it back")
     return stored
 
 

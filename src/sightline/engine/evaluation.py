@@ -30,9 +30,9 @@ from sightline.training import Evaluation, evaluate_many, evaluate_model, predic
 
 def true_clusters(federation: Federation) -> list[int] | None:
     """Return the cluster for which each client's data were made; None if the partition made none."""
-    found = [client.cluster for client in federation.clients]
-    known = [cluster for cluster in found if cluster is not None]
-    return known if len(known) == len(found) and len(set(known)) > 1 else None
+    result = [client.cluster for client in federation.clients]
+    known = [cluster for cluster in result if cluster is not None]
+    return known if len(known) == len(result) and len(set(known)) > 1 else None
 
 
 def smallest_cluster(truth: Sequence[int]) -> int:
@@ -67,21 +67,21 @@ def _finite_mean(values: list[float]) -> float:
 
 def cluster_row(built: BuiltExperiment, state: State) -> dict[str, Any]:
     """Return each client's cluster after a round for its row; empty for algorithms without clusters."""
-    found = built.algorithm.facts.clusters(state)
-    if found is None:
+    result = built.algorithm.facts.clusters(state)
+    if result is None:
         return {}
     truth = true_clusters(built.federation)
-    own = None if truth is None else cluster_purity(found.cluster_of, truth)
-    return {"clusters": {"assignment": list(found.cluster_of), "how": found.how, "purity": own}}
+    own = None if truth is None else cluster_purity(result.cluster_of, truth)
+    return {"clusters": {"assignment": list(result.cluster_of), "how": result.how, "purity": own}}
 
 
 def cluster_facts(built: BuiltExperiment, state: State) -> dict[str, Any]:
     """Return what the report draws once: first updates as points, components, confidences, and known clusters."""
-    found = built.algorithm.facts.clusters(state)
+    result = built.algorithm.facts.clusters(state)
     truth = true_clusters(built.federation)
-    if found is None and truth is None:
+    if result is None and truth is None:
         return {}
-    known = {} if found is None else dict(found.facts)
+    known = {} if result is None else dict(result.facts)
     apart = None if truth is None else smallest_cluster(truth)
     return {"clusters": {"count": None, "mss": None} | known | {"truth": truth, "minority": apart}}
 
@@ -162,9 +162,9 @@ def evaluate_models(built: BuiltExperiment, models: Public | Mapping[int, Public
         own = _of_clients(built, evaluate_many(built.model, models.value, shards))
         return own | _test_metrics(task, whole.loss, whole.sums, whole.examples)
     rows = torch.stack([models[client].value for client in built.clients])
-    found = evaluate_many(built.model, rows, shards)
-    own = _of_clients(built, found) | _mean_metrics(task, found)
-    return own | _of_groups(built, rows, found) if built.topology.compares_channels else own
+    result = evaluate_many(built.model, rows, shards)
+    own = _of_clients(built, result) | _mean_metrics(task, result)
+    return own | _of_groups(built, rows, result) if built.topology.compares_channels else own
 
 
 def _mean_metrics(task: Task, found: Sequence[Evaluation]) -> Metrics:
@@ -269,22 +269,22 @@ class OwnMetrics:
                 invalid("metrics", name, reason, "give a function of targets and predictions")
             predicted = _predictions(model, vector, [test], wanted)[0]
             try:
-                found = np.asarray(function(*_paired(task, test, predicted)))
+                result = np.asarray(function(*_paired(task, test, predicted)))
             except Exception as error:
                 said = " ".join(f"{type(error).__name__}: {error}".split())
                 hint = f'set its arguments by functools.partial, e.g. partial({name}, average="macro")'
                 what = f"targets of shape {test.y.shape} and predictions of shape {predicted.shape}"
                 invalid("metrics", name, f"fails on {what} ({said[:300]})", hint)
-            if found.size != 1 or found.dtype.kind not in "biuf":
-                what = type(found.item()).__name__ if found.size == 1 else f"an array of shape {found.shape}"
+            if result.size != 1 or result.dtype.kind not in "biuf":
+                what = type(result.item()).__name__ if result.size == 1 else f"an array of shape {result.shape}"
                 invalid("metrics", name, f"returns {what}, not one number", "return a float")
 
     def of_shard(self, model: FlatModel, vector: Tensor, shard: Shard) -> dict[str, float]:
         """Return every metric of one model on one shard."""
         return {
-            name: self.rate(name, model.task, shard, found, "the examples")
+            name: self.rate(name, model.task, shard, result, "the examples")
             for name, function in self.functions.items()
-            for found in _predictions(model, vector, [shard], takes_probabilities(function))
+            for result in _predictions(model, vector, [shard], takes_probabilities(function))
         }
 
     def rate(self, name: str, task: Task, shard: Shard, predicted: NDArray[Any], who: str) -> float:
@@ -328,8 +328,8 @@ class OwnMetrics:
             metric, wanted = metric_named(name), takes_probabilities(function)
             rate = partial(self.rate, name, task)
             own = [
-                rate(shard, found, client_name(client))
-                for client, shard, found in zip(built.clients, shards, outputs[wanted], strict=True)
+                rate(shard, result, client_name(client))
+                for client, shard, result in zip(built.clients, shards, outputs[wanted], strict=True)
             ]
             judged = [value for value in own if not math.isnan(value)]
             mean = _mean_finite(judged)
@@ -354,17 +354,17 @@ def read_metrics(given: Iterable[MetricFunction] | Mapping[str, MetricFunction])
         reason = "is a list of functions of targets and predictions"
         invalid("metrics", given, reason, "e.g. metrics=[sklearn.metrics.balanced_accuracy_score]")
     pairs = given.items() if isinstance(given, Mapping) else [(_name_of(function), function) for function in given]
-    found: dict[str, MetricFunction] = {}
+    result: dict[str, MetricFunction] = {}
     for name, function in pairs:
         if not callable(function):
             invalid("metrics", function, "is not a function of targets and predictions")
         if not isinstance(name, str) or not name.isidentifier():
             invalid("metrics", name, "the function has no name for a column", 'name it: metrics={"recall": function}')
-        if name in METRICS or name in found or name == "train_loss":
-            reason = "is given twice" if name in found else "is the name of a metric of Sightline's own"
+        if name in METRICS or name in result or name == "train_loss":
+            reason = "is given twice" if name in result else "is the name of a metric of Sightline's own"
             invalid("metrics", name, reason, f'choose another: metrics={{"my_{name}": function}}')
-        found[name] = function
-    return found
+        result[name] = function
+    return result
 
 
 def _name_of(function: Any) -> str:

@@ -103,8 +103,8 @@ def allow_schedule(built: BuiltExperiment, wanted: LocalSchedule, most_steps: in
     # In DP-SGD the number of private steps is in the event, so it cannot follow released values. A segment's event is
     # claimed for the largest number of steps instead.
     if built.experiment.privacy.unit == "sample" and built.experiment.privacy.place != "edge":
-        law = "the number of private steps is part of the guarantee of single examples"
-        refuse("schedule.steps", wanted.steps, law, 'use unit = "client", or where = "edge" on a tree')
+        reason = "the number of private steps is part of the guarantee of single examples"
+        refuse("schedule.steps", wanted.steps, reason, 'use unit = "client", or where = "edge" on a tree')
     steps = wanted.steps or planned.steps
     if steps is not None and steps > most_steps:
         refuse("schedule.steps", steps, f"noise was calibrated for at most {most_steps} local steps", "choose fewer")
@@ -223,7 +223,7 @@ class ScheduleControl(RoundControl):
 def eligible_members(sampler: CohortSampler, channel: Channel, time: int) -> tuple[int, ...]:
     """Return the members of a channel that may be asked in a round: all, or those whose turn it is."""
     places = active_places(sampler, time)
-    return channel.members if places is None else tuple(channel.members[place] for place in places)
+    return channel.members if places is None else tuple(channel.members[index] for index in places)
 
 
 Compute = Callable[[Updates, ReleaseContext], ReleaseValues]
@@ -275,7 +275,7 @@ class LiveExecution:
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
         """Draw members with the sampler."""
-        return tuple(channel.members[place] for place in sampler.draw(time, rng, self._schedules, line=line))
+        return tuple(channel.members[index] for index in sampler.draw(time, rng, self._schedules, line=line))
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return what the mechanism computes."""

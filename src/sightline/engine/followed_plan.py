@@ -77,17 +77,17 @@ class FollowedPlan:
         """Return the charges of every later round, as rows of round `time`."""
         later = [number for number in sorted(self._rounds) if number > time]
         charged: set[str] = set()
-        found = []
+        result = []
         for number in later:
             rows = self.make_charges(layers_of(self._rounds[number]), ledger, time)
             # A joint event is charged once, with its first release, also if the plan names it in several rounds.
-            found.append([row for row in rows if row.joint not in charged])
+            result.append([row for row in rows if row.joint not in charged])
             charged |= {row.joint for row in rows if row.joint}
-        return found
+        return result
 
     def make_charges(self, layers: dict[Facts, Layers], ledger: Ledger, time: int) -> list[Release]:
         """Return rows for planned releases that were not made, seen by all parties that the plan lets see them."""
-        found = []
+        result = []
         for (unit, adjacency, event, audience, known, joint), some in layers.items():
             if joint and ledger.knows_joint(joint):
                 continue
@@ -95,22 +95,22 @@ class FollowedPlan:
                 # What is not released does not flow. The plan's own flow is charged instead, to every party it would
                 # have reached.
                 reach = audience.union(*{self._reach[id] for id in some.ids})
-                found.append(
+                result.append(
                     Release(time, PLAN, frozenset(subjects), unit, adjacency, event, reach, coins_known_to=known,
                             joint=joint, what=WHAT)
                 )  # fmt: skip
-        return found
+        return result
 
     @cached_property
     def _reach(self) -> list[Parties]:
         """For each planned release, the parties that see it or anything computed from it."""
-        found = [release.audience for release in self.planned]
-        for id in range(len(found) - 1, -1, -1):
+        result = [release.audience for release in self.planned]
+        for id in range(len(result) - 1, -1, -1):
             for earlier in self.planned[id].inputs:
-                here, there = found[id], found[earlier]
+                here, there = result[id], result[earlier]
                 if here is not there:
-                    found[earlier] = here if there <= here else there if here <= there else here | there
-        return found
+                    result[earlier] = here if there <= here else there if here <= there else here | there
+        return result
 
     @cached_property
     def subjects(self) -> Parties:
@@ -143,7 +143,7 @@ class PlannedRound:
 
     def _check_flow(self, claims: Sequence[Release], ledger: Ledger) -> None:
         # For every observer and subject, what has flowed must be a part of what flows by the plan.
-        added = [release.with_id(len(ledger) + place) for place, release in enumerate(claims)]
+        added = [release.with_id(len(ledger) + index) for index, release in enumerate(claims)]
         for line in self._plan.lines:
             view, planned = ledger.view(line.observer).preview_with(added), self._plan.planned.view(line.observer)
             for subject in sorted(self._plan.subjects - line.exempt):
@@ -160,10 +160,10 @@ class PlannedRound:
 
 def layers_of(releases: Iterable[Release]) -> dict[Facts, Layers]:
     """Return planned releases grouped by their facts."""
-    found: defaultdict[Facts, Layers] = defaultdict(Layers)
+    result: defaultdict[Facts, Layers] = defaultdict(Layers)
     for release in releases:
-        found[facts_of(release)].add(release)
-    return dict(found)
+        result[facts_of(release)].add(release)
+    return dict(result)
 
 
 def facts_of(release: Release) -> Facts:
@@ -175,5 +175,7 @@ def refuse_early_stop(stop_at: float | None, plan: FollowedPlan) -> None:
     """Raise `Refused` for a budget if flow may follow released values."""
     # The round before which the budget stops would then follow released values too, and no fixed list would be left.
     if stop_at is not None and not plan.everyone_sees:
-        law = "an algorithm of another package decides who sees what, and with it when this budget would stop the run"
-        refuse("privacy.stop_at_epsilon", stop_at, law, "use privacy.epsilon, which holds for the whole plan")
+        reason = (
+            "an algorithm of another package decides who sees what, and with it when this budget would stop the run"
+        )
+        refuse("privacy.stop_at_epsilon", stop_at, reason, "use privacy.epsilon, which holds for the whole plan")

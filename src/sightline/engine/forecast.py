@@ -70,4 +70,4 @@ class TypicalExecution(DryExecution):
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        return tuple(channel.members[place] for place in sampler.draw(time, rng, self._schedules, line=line))
+        return tuple(channel.members[index] for index in sampler.draw(time, rng, self._schedules, line=line))

@@ -149,11 +149,11 @@ def _conclude(built: BuiltExperiment, directory: Path, record: RunRecord, on_not
     ended, path = record.journal.last(EntryKind.END), directory / MODEL
     if not path.exists() or (ended and file_digest(path) != ended[0].body["model"]):
         known = [entry.body["sha256"] for entry in record.journal.last(EntryKind.CHECKPOINT)]
-        found = load_checkpoint(directory, known)
-        if found is None:
-            law = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
-            invalid("--resume", directory, law, "bring one of them back")
-        save_model(built, path, found.state, record.store.head())
+        result = load_checkpoint(directory, known)
+        if result is None:
+            reason = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
+            invalid("--resume", directory, reason, "bring one of them back")
+        save_model(built, path, result.state, record.store.head())
         on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
     on_note(f"run={directory}: has ended before and is left as it is; --rounds +20 would add rounds")
     facts = record.facts
@@ -208,17 +208,19 @@ class TrainingLoop:
         entries = self.record.journal.last(EntryKind.CHECKPOINT, most=None)
         # Before a damaged checkpoint is set aside for an earlier one: going back must not hide that the ledger was cut.
         check_length(self.directory, len(self.ledger))
-        found, wrong = find_checkpoint(self.directory, [entry.body["sha256"] for entry in entries])
-        done = 0 if found is None else found.round
-        self._check_ledger(found, done)
+        result, wrong = find_checkpoint(self.directory, [entry.body["sha256"] for entry in entries])
+        done = 0 if result is None else result.round
+        self._check_ledger(result, done)
         change = last_change(self.record)
         # Correlated noise of this round contains z of earlier rounds: other code might not draw the same z again.
         if changes and len(self.ledger) and self.built.experiment.privacy.noise == "correlated":
-            law = f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
-            invalid("--resume", self.directory, law, "bring back what changed")
+            reason = (
+                f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
+            )
+            invalid("--resume", self.directory, reason, "bring back what changed")
         if done < change.round:
-            law = f"it is of round {done}, and after round {change.round} other code took over"
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
+            reason = f"it is of round {done}, and after round {change.round} other code took over"
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
         if changes and self._made_since(done):
             change = self._break_with(done, changes)
         if wrong:
@@ -231,9 +233,9 @@ class TrainingLoop:
             self.on_note(f"run={self.directory}: goes on after round {done} with changes: {', '.join(changes)}")
         body = now | {"round": change.round, "since": change.since, "accepted": changes, "after": done, "wrong": wrong}
         self.record.note(EntryKind.RESUME, body)
-        if found is not None and not entries:
+        if result is not None and not entries:
             self.record.note(EntryKind.CHECKPOINT, {"sha256": file_digest(self.directory / CHECKPOINT)}, round=done)
-        return found, change
+        return result, change
 
     def _check_ledger(self, found: Checkpoint | None, done: int) -> None:
         """Raise if the ledger lacks rows that the checkpoint knows, or holds others in their place."""
@@ -259,11 +261,13 @@ class TrainingLoop:
         sampling, way_out = self.built.experiment.sampling, "bring back what changed"
         what = ", ".join(changes)
         if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
-            law = f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
-            invalid("--resume", self.directory, law, way_out)
+            reason = (
+                f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
+            )
+            invalid("--resume", self.directory, reason, way_out)
         if self._made_since(done) > done + 1:
-            law = f"with {what} changed, more than one round would be made a second time"
-            invalid("--resume", self.directory, law, way_out)
+            reason = f"with {what} changed, more than one round would be made a second time"
+            invalid("--resume", self.directory, reason, way_out)
         self.on_note(
             f"round={done + 1}: was released in part before the change; made again with other noise, both count"
         )
@@ -308,26 +312,28 @@ class TrainingLoop:
         return {"metrics": [*task, *gone, *own]}
 
     def _where_it_stands(self) -> tuple[State, int]:
-        found = self.found
-        done = 0 if found is None else found.round
+        result = self.found
+        done = 0 if result is None else result.round
         steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
         # The same noise on new answers would cancel out: the difference of two noisy means is the late node's own
         # update. Only the one round that was interrupted can be repeated with other noise.
         if not steadfast and self._made_since(done) > done + 1:
-            law = f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {law}; bring a later one back")
+            reason = (
+                f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
+            )
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
         if self.change.since and steadfast and self.worker.nodes is not None:
-            law = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
-            invalid("runtime", "flower", law, "go on with --runtime simulator: the bits are the same")
-        if found is None:
+            reason = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
+            invalid("runtime", "flower", reason, "go on with --runtime simulator: the bits are the same")
+        if result is None:
             start = Public(self.built.start)
             return self.built.algorithm.init(start, self.built.clients, self.built.settings), 0
         noised = self.built.mechanism.facts.keeps_noised
-        self.memories = {name: replace(state, noised=noised) for name, state in found.memories.items()}
-        self._look_around(found.state)
-        if not self.record.has_round(found.round):
-            self._report_round(found.state, found.round, found.counts, seconds=0.0)
-        return found.state, found.round
+        self.memories = {name: replace(state, noised=noised) for name, state in result.memories.items()}
+        self._look_around(result.state)
+        if not self.record.has_round(result.round):
+            self._report_round(result.state, result.round, result.counts, seconds=0.0)
+        return result.state, result.round
 
     def _run_round(self, state: State, number: int) -> State:
         begun = time.perf_counter()
@@ -467,10 +473,10 @@ class TrainingLoop:
     def _finish_run(self, state: State, reason: str | None, ending: str) -> None:
         path = self.directory / MODEL
         save_model(self.built, path, state, self.record.store.head())
-        found = self.built.algorithm.facts.clusters(state)
+        result = self.built.algorithm.facts.clusters(state)
         asked = self.built.experiment.topology.settings.get("count")
-        rows = self.record.rounds() if found is not None else []
-        told = cluster_notes(found, rows, self.ledger, asked if isinstance(asked, int) else None)
+        rows = self.record.rounds() if result is not None else []
+        told = cluster_notes(result, rows, self.ledger, asked if isinstance(asked, int) else None)
         resumed = [
             f"Went on after round {entry.body['after']} with changes: {', '.join(entry.body['accepted'])}."
             for entry in self.record.journal.last(EntryKind.RESUME, most=None)

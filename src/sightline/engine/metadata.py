@@ -173,18 +173,18 @@ def load_of(built: BuiltExperiment) -> list[dict[str, Any]]:
 
     Guarantees: a function of public settings and sizes; the schedule, the cohorts and their streams are not used.
     """
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     sampler = next(iter(built.samplers.values()))
     load = sampler.load(built.algorithm.facts.cohorts(built.experiment))
     if load is not None:
-        found.append({"who": "client", "steps_are": "rounds", "members": len(built.clients)} | load)
+        result.append({"who": "client", "steps_are": "rounds", "members": len(built.clients)} | load)
     sizes = built.federation.sizes.tolist()
     largest = max(built.clients, key=lambda client: sizes[client])
     steps, samples = built.mechanism.facts.private_steps.get(largest), built.experiment.sampling.samples
     if samples is not None and steps is not None and steps.allotment is not None:
         who = {"who": "example", "steps_are": "steps of the largest client", "members": sizes[largest]}
-        found.append(who | steps.allotment.load(samples.epochs or 1))
-    return found
+        result.append(who | steps.allotment.load(samples.epochs or 1))
+    return result
 
 
 def _samples_of(built: BuiltExperiment) -> str:
@@ -325,8 +325,8 @@ def _delta_notes(built: BuiltExperiment) -> list[str]:
 
 def package_versions() -> dict[str, str]:
     """Return the versions on which the numbers depend."""
-    found = {package: _read_version(package) for package in PACKAGES}
-    return {"python": platform.python_version()} | {name: said for name, said in found.items() if said is not None}
+    result = {package: _read_version(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {name: said for name, said in result.items() if said is not None}
 
 
 @cache
@@ -340,10 +340,10 @@ def _read_version(package: str) -> str | None:
 
 def noise_multiplier(built: BuiltExperiment) -> float | dict[str, float] | None:
     """Return z, or its range if every client has its own."""
-    found = set(built.mechanism.noise_multipliers(built.clients).values())
-    if not found:
+    result = set(built.mechanism.noise_multipliers(built.clients).values())
+    if not result:
         return None
-    return found.pop() if len(found) == 1 else {"min": min(found), "max": max(found)}
+    return result.pop() if len(result) == 1 else {"min": min(result), "max": max(result)}
 
 
 def _trusted_with(built: BuiltExperiment) -> str:

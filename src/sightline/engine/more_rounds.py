@@ -94,8 +94,8 @@ def _refuse_fixed_lengths(experiment: Experiment, rounds: int) -> None:
         if sampler is not None and sampler.scheduled:
             refuse("--rounds", words, f"its schedule ({sampler.scheme}) was drawn for {planned} rounds", NEW_RUN)
     if experiment.local.schedule in ("cosine", "linear"):
-        law = f"its learning rate (local.schedule = {experiment.local.schedule}) has ended after {planned} rounds"
-        refuse("--rounds", words, law, NEW_RUN)
+        reason = f"its learning rate (local.schedule = {experiment.local.schedule}) has ended after {planned} rounds"
+        refuse("--rounds", words, reason, NEW_RUN)
     if experiment.algorithm.settings.get("control") is not None:
         refuse("--rounds", words, f"algorithm.control has spread its steps over {planned} rounds", NEW_RUN)
 
@@ -116,8 +116,8 @@ def reopen_run(
     settled = settle_paths(record, longer, paths_by_rule, begun=True, accept=accept)
     identity, changes = check_identity(record, settled, accept=accept)
     ledger = record.ledger_at_work(longer.participants)
-    found = _last_checkpoint(record, before, longer, ledger)
-    for note in describe_costs(record, longer.as_found(found.state), ledger, found):
+    result = _last_checkpoint(record, before, longer, ledger)
+    for note in describe_costs(record, longer.as_found(result.state), ledger, result):
         on_note(note)
     facts: dict[str, Any] = {ADDED: longer.experiment.rounds - _planned_first(record, done)}
     if longer.experiment.privacy.noise_source == "os":
@@ -141,15 +141,15 @@ def _last_checkpoint(record: RunRecord, before: BuiltExperiment, longer: BuiltEx
     done = before.experiment.rounds
     known = [entry.body["sha256"] for entry in record.journal.last(EntryKind.CHECKPOINT, most=None)]
     check_length(record.directory, len(ledger))
-    found, wrong = find_checkpoint(record.directory, known)
-    if found is not None and longer.algorithm.facts.finished(found.state):
-        law = f"{longer.algorithm.name} has ended by itself after {found.round} rounds"
-        _refuse_plan(before, longer.experiment.rounds, law)
-    whole = found is not None and found.round == done and found.releases == len(ledger)
-    if found is None or wrong or not whole or not record.store.vouches_for(found.releases, found.head):
-        law = f"the checkpoint of its last round, {done}, is missing or damaged"
-        invalid("--rounds", record.directory, f"{law}, and no round may be made twice", "bring it back")
-    return found
+    result, wrong = find_checkpoint(record.directory, known)
+    if result is not None and longer.algorithm.facts.finished(result.state):
+        reason = f"{longer.algorithm.name} has ended by itself after {result.round} rounds"
+        _refuse_plan(before, longer.experiment.rounds, reason)
+    whole = result is not None and result.round == done and result.releases == len(ledger)
+    if result is None or wrong or not whole or not record.store.vouches_for(result.releases, result.head):
+        reason = f"the checkpoint of its last round, {done}, is missing or damaged"
+        invalid("--rounds", record.directory, f"{reason}, and no round may be made twice", "bring it back")
+    return result
 
 
 def describe_costs(record: RunRecord, longer: BuiltExperiment, ledger: Ledger, found: Checkpoint) -> list[str]:

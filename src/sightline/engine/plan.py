@@ -122,19 +122,19 @@ def _spent_before(built: BuiltExperiment, subject: str, observer: str) -> list[C
     """Return the possible costs of earlier runs if the budget includes them; one empty cost otherwise."""
     if not built.experiment.privacy.continue_ledger or built.earlier is None:
         return [Counter()]
-    found = built.earlier.sums(subject, observer)
-    if found is None:
-        law = "the earlier runs differ in data and in what they show of their clients, in too many ways to calibrate"
-        refuse("privacy.continue_ledger", True, law, "give noise_multiplier and stop_at_epsilon in place of epsilon")
-    return found
+    result = built.earlier.sums(subject, observer)
+    if result is None:
+        reason = "the earlier runs differ in data and in what they show of their clients, in too many ways to calibrate"
+        refuse("privacy.continue_ledger", True, reason, "give noise_multiplier and stop_at_epsilon in place of epsilon")
+    return result
 
 
 def _least_noise(built: BuiltExperiment, composition: dict[Event, int], spent: Counter[Event]) -> float:
     privacy, mechanism = built.experiment.privacy, built.mechanism
     before = accounting.epsilon(spent, privacy.delta, accountant=built.accountant)
     if before >= cast(float, privacy.epsilon):
-        law = f"the runs that model.init comes from have spent {before:.4g}, and privacy.continue_ledger counts them"
-        refuse("privacy.epsilon", privacy.epsilon, law, "give a larger one")
+        reason = f"the runs that model.init comes from have spent {before:.4g}, and privacy.continue_ledger counts them"
+        refuse("privacy.epsilon", privacy.epsilon, reason, "give a larger one")
     return accounting.calibrate(
         lambda noise: Counter({mechanism.scaled(event, noise): times for event, times in composition.items()}) + spent,
         epsilon=cast(float, privacy.epsilon),

@@ -154,8 +154,8 @@ class RunRecord:
                     head = chain_hash(head, body)
                     releases.append(release_of(body, id))
                 if head != facts["copied"]:
-                    law = f"the ledger that it keeps of {facts['run_dir']} is not the one it copied"
-                    raise LedgerDamaged(f"run={self.directory}: {law}; {EDITED}")
+                    reason = f"the ledger that it keeps of {facts['run_dir']} is not the one it copied"
+                    raise LedgerDamaged(f"run={self.directory}: {reason}; {EDITED}")
                 yield dict(facts), Ledger(releases, participants=read_parties(str(facts["participants"] or "")))
 
     def remember_metadata(self, facts: Mapping[str, Any]) -> None:
@@ -228,19 +228,19 @@ class RunRecord:
             # Each entry names the ledger's head at its time, so a cut ledger is noticed without a checkpoint too. There
             # is no key: a user who can write the whole directory can still forge it.
             if not self.store.vouches_for(last.body["releases"], last.body["ledger"]):
-                law = "its journal knows of releases that the ledger does not hold; rows were cut or edited"
-                raise LedgerDamaged(f"run={self.directory}: {law}")
+                reason = "its journal knows of releases that the ledger does not hold; rows were cut or edited"
+                raise LedgerDamaged(f"run={self.directory}: {reason}")
             if not self.journal.last(EntryKind.FACTS) and self._connection.execute(FACTS).fetchone() is not None:
                 raise LedgerDamaged(f"run={self.directory}: its journal knows of no facts; {EDITED}")
             old = adopted.body["last"] if adopted else 0
             query = "SELECT round, body FROM round WHERE round <= ? ORDER BY round"
             if adopted and _digest(self._connection.execute(query, (old,))) != adopted.body["rounds"]:
                 raise LedgerDamaged(f"run={self.directory}: rounds up to {old} are not what they were; {EDITED}")
-            found = {
+            result = {
                 number for (number,) in self._connection.execute("SELECT round FROM round WHERE round > ?", (old,))
             }
-            if found != set(rows):
-                number = min(found ^ set(rows))
+            if result != set(rows):
+                number = min(result ^ set(rows))
                 raise LedgerDamaged(f"run={self.directory}: round={number} is in {DATABASE} or in its journal only")
         self.rounds()
         _ = self.facts
@@ -262,8 +262,8 @@ class RunRecord:
             rows = []
             for number, body, entry, claimed, head in self._connection.execute(query, (after,)):
                 if before is not None and number > before and not _borne_out(number, body, entry, claimed, head):
-                    law = f"what {DATABASE} says of it is not what its journal vouches for"
-                    raise LedgerDamaged(f"run={self.directory}, round={number}: {law}; {EDITED}")
+                    reason = f"what {DATABASE} says of it is not what its journal vouches for"
+                    raise LedgerDamaged(f"run={self.directory}, round={number}: {reason}; {EDITED}")
                 rows.append({"round": number} | dict(json.loads(body)))
             return rows
 
@@ -297,10 +297,10 @@ class RunRecord:
 def _named_in(facts: Mapping[str, Any]) -> Parties:
     """Return clients, trusted parties and observers of a run that has no list of participants."""
     clients, lines = int(facts.get("clients") or 0), dict(facts.get("lines") or {}).values()
-    found = read_parties(f"client-0..{clients - 1}") if clients > 0 else NOBODY
+    result = read_parties(f"client-0..{clients - 1}") if clients > 0 else NOBODY
     names = [*(facts.get("trusted") or []), *dict(facts.get("observers") or {}).values()]
     names += [line[0] for some in lines for line in some]
-    return found | {str(name) for name in names}
+    return result | {str(name) for name in names}
 
 
 def replace_nonfinite(value: Any) -> Any:

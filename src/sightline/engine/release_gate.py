@@ -78,9 +78,9 @@ class ReleaseGate:
         waiting = self._cohorts[channel.name]
         if sealed is None:
             return waiting.pop(0) if waiting else None
-        for place, one in enumerate(waiting):
+        for index, one in enumerate(waiting):
             if one.among == frozenset(channel.members) and any(one is mine for mine in sealed):
-                return waiting.pop(place)
+                return waiting.pop(index)
         raise Refused(
             f"channel={channel.name}: the cohort was released already, or was not drawn from this channel; "
             "sample the channel again before every release"
@@ -95,7 +95,7 @@ class ReleaseGate:
         Draws of a schedule hide many releases, which are charged as one and have a joint name. An algorithm of another
         package may hide behind a `sealed` cohort only.
         """
-        found, at = [], updates.at
+        result, at = [], updates.at
         for claim in claims:
             draw = None
             if self._built.unit is Unit.CLIENT and isinstance(claim.event, HIDDEN_COHORTS):
@@ -106,8 +106,8 @@ class ReleaseGate:
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
             elif self._built.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
                 draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
-            found.append(claim if draw is None or claim.joint else replace(claim, draw=draw))
-        return tuple(found)
+            result.append(claim if draw is None or claim.joint else replace(claim, draw=draw))
+        return tuple(result)
 
     def check_first_use(self, at: CallId) -> None:
         """Raise `Refused` if the updates of this training call were released already."""
@@ -157,13 +157,13 @@ class ReleaseGate:
         later = self._made_before[len(claims) :]
         if not self._steadfast and _asked_for(claims) and _asked_for(later):
             raise SeenBefore
-        found, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
-        if any(release.source == PLAN for release in found):
-            law = "the round ended by an error before, and the whole plan was charged"
-            raise Refused(f"round={self._time}: {law}; start a new run")
-        if [release.body() for release in found] != [release.body() for release in claims]:
+        result, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
+        if any(release.source == PLAN for release in result):
+            reason = "the round ended by an error before, and the whole plan was charged"
+            raise Refused(f"round={self._time}: {reason}; start a new run")
+        if [release.body() for release in result] != [release.body() for release in claims]:
             raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
-        return found
+        return result
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
         """Raise `BudgetExhausted` before a release that would exceed `stop_at_epsilon`.
@@ -231,9 +231,9 @@ def _asked_for(releases: Sequence[Release]) -> bool:
 
 
 def _tail_of(ledger: Ledger, time: int, since: int) -> list[Release]:
-    found: list[Release] = []
-    for place in range(len(ledger) - 1, since - 1, -1):
-        if ledger[place].time < time:
+    result: list[Release] = []
+    for index in range(len(ledger) - 1, since - 1, -1):
+        if ledger[index].time < time:
             break
-        found.append(ledger[place])
-    return found[::-1]
+        result.append(ledger[index])
+    return result[::-1]

@@ -186,8 +186,8 @@ class TrainingRound:
         if not isinstance(start, Public):
             start = {member: start[member] for member in list(start)}
             if possible - start.keys():
-                law = "has no model for some who could have been drawn"
-                refuse("start", f"{len(start)} models", law, "give one for each member of the channel")
+                reason = "has no model for some who could have been drawn"
+                refuse("start", f"{len(start)} models", reason, "give one for each member of the channel")
         rows = [name for name, value in asked.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
         if rows:
             refuse(rows[0], "rows", "a row for each of a hidden cohort cannot be given", "give one vector for all")
@@ -199,8 +199,10 @@ class TrainingRound:
             return
         # A client that trains a part would learn zeros for the rest of the vector that it keeps.
         if memory is not None and self._built.unit is not Unit.SAMPLE:
-            law = f"{self._built.algorithm.name}'s clients keep a vector that training of the whole model makes"
-            refuse("algorithm.split", memory.name, law, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"')
+            reason = f"{self._built.algorithm.name}'s clients keep a vector that training of the whole model makes"
+            refuse(
+                "algorithm.split", memory.name, reason, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"'
+            )
 
     def select_models(self, cohort: Cohort, candidates: Sequence[Public], *, epsilon: float) -> dict[int, Public]:
         """Claim, record, then let every member choose by its own data."""
@@ -323,9 +325,9 @@ class TrainingRound:
         if not names:
             return
         # A plan has none; zeros keep its flow of information that of the run.
-        found = [outcome.numbers.get(name, 0.0) for name in names]
-        self.control.released[channel.name] = Public(torch.tensor(found), frozenset({mean.id}))
-        self._noted.append(found)
+        result = [outcome.numbers.get(name, 0.0) for name in names]
+        self.control.released[channel.name] = Public(torch.tensor(result), frozenset({mean.id}))
+        self._noted.append(result)
         self.control.note_metrics(**dict(zip(names, np.mean(self._noted, axis=0), strict=True)))
 
     def _keep_client_state(self, updates: Updates, made: Sequence[Release]) -> None:
@@ -385,8 +387,8 @@ class TrainingRound:
         if active_places(sampler, self.time) is None:
             return
         if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
-            law = "a client was asked out of turn"
-            refuse("sampling.clients.scheme", "turns", law, "train whom the channel samples, or use another scheme")
+            reason = "a client was asked out of turn"
+            refuse("sampling.clients.scheme", "turns", reason, "train whom the channel samples, or use another scheme")
 
     def _release_context_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         # Noise streams are named by (purpose, round, call, participant, part). Order, batching and resumption cannot

@@ -89,11 +89,11 @@ def check_free(out: Path, experiment: Experiment) -> None:
     Guarantees: no file that a run has not written is ever overwritten. A run's lock is written before any other file,
     and a `config.toml` counts as a run's own only if it says what this run would write.
     """
-    found = {path.name for path in out.iterdir()} if out.is_dir() else {""}
+    result = {path.name for path in out.iterdir()} if out.is_dir() else {""}
     config = out / CONFIG
-    if found and (LOCK not in found or not found <= {LOCK, *OURS} or _holds_more(out / DATABASE)):
+    if result and (LOCK not in result or not result <= {LOCK, *OURS} or _holds_more(out / DATABASE)):
         invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
-    if config.name in found and config.read_text(encoding="utf-8", errors="replace") not in ("", to_toml(experiment)):
+    if config.name in result and config.read_text(encoding="utf-8", errors="replace") not in ("", to_toml(experiment)):
         invalid("--out", out, f"it holds a {CONFIG} of other settings", f"choose another, or remove {CONFIG}")
 
 
@@ -131,8 +131,8 @@ def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
         if not (directory / DATABASE).is_file():
             invalid("--resume", directory, "holds no run", "start it without --resume")
         if not (directory / CONFIG).is_file():
-            law = f"its {CONFIG} is gone, and without its settings a run cannot go on"
-            invalid("--resume", directory, law, "bring it back, or start a new run")
+            reason = f"its {CONFIG} is gone, and without its settings a run cannot go on"
+            invalid("--resume", directory, reason, "bring it back, or start a new run")
         if not os.access(directory / CONFIG, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
@@ -147,8 +147,8 @@ def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
         with closing(RunRecord.open_to_read(path)) as record:
             ended = record.facts.get("status") in ENDED
         if ended:
-            law = "has ended and cannot be continued, with other settings neither"
-            invalid("--resume", path, law, "start a new run")
+            reason = "has ended and cannot be continued, with other settings neither"
+            invalid("--resume", path, reason, "start a new run")
         invalid("--resume", path, f"was started with other settings than {experiment.name}", f"see its {CONFIG}")
     return path
 
@@ -158,10 +158,10 @@ def _newest_run(folder: Path, name: str) -> Path:
         rest = path.name.removeprefix(name)
         return 1 if not rest else int(rest[1:]) if rest[:1] == "-" and rest[1:].isdigit() else 0
 
-    found = [path for path in folder.glob(f"{name}*") if path.is_dir() and number(path)]
-    if not found:
+    result = [path for path in folder.glob(f"{name}*") if path.is_dir() and number(path)]
+    if not result:
         invalid("--resume", f"{folder}/{name}", "no such run", "start it without --resume")
-    return max(found, key=number)
+    return max(result, key=number)
 
 
 def own_streams(directory: Path, record: RunRecord) -> Streams:
@@ -176,8 +176,8 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     if goes_on and not path.exists():
         _other_root(directory, "is gone")
     if goes_on and facts.get("noise_generator") != CIPHER:
-        law = f"its noise does not come from {CIPHER} but from the generator of another version"
-        invalid("--resume", directory, law, "finish it with that version, or start a new run")
+        reason = f"its noise does not come from {CIPHER} but from the generator of another version"
+        invalid("--resume", directory, reason, "finish it with that version, or start a new run")
     streams = Streams.from_operating_system(path)
     if goes_on and facts.get("noise_root") != streams.fingerprint:
         _other_root(directory, "is not the one that the run began with")
@@ -194,8 +194,8 @@ def remove_secret(directory: Path) -> None:
 
 
 def _other_root(directory: Path, what: str) -> NoReturn:
-    law = f"its {SECRET} {what}, and with other random draws its releases are not what they claim to be"
-    invalid("--resume", directory, law, "bring the file back, or start a new run")
+    reason = f"its {SECRET} {what}, and with other random draws its releases are not what they claim to be"
+    invalid("--resume", directory, reason, "bring the file back, or start a new run")
 
 
 @contextmanager

@@ -120,17 +120,17 @@ def draw_subjects(built: BuiltExperiment, count: int, secret: Streams, *, rng: n
     clients = [int(n) for n in rng.permutation(len(built.clients)) if len(built.federation.clients[n].train)]
     if built.unit is not Unit.SAMPLE:
         return [Subject(client) for client in clients[:count]]
-    found: list[Subject] = []
+    result: list[Subject] = []
     sizes = built.federation.sizes
     for _ in range(100 * count):
-        if len(found) == count:
+        if len(result) == count:
             break
-        client = clients[len(found) % len(clients)]
-        drawn = sorted(drawn_examples(built, secret, client)) if len(found) % 2 == 0 else []
+        client = clients[len(result) % len(clients)]
+        drawn = sorted(drawn_examples(built, secret, client)) if len(result) % 2 == 0 else []
         subject = Subject(client, int(rng.choice(drawn) if drawn else rng.integers(sizes[client])))
-        if subject not in found:
-            found.append(subject)
-    return found
+        if subject not in result:
+            result.append(subject)
+    return result
 
 
 def drawn_examples(
@@ -328,8 +328,8 @@ class TwinWorlds:
         self.found.largest_share = max(self.found.largest_share, shift / bound)
         rounding = ROUNDING * (bound + float(torch.linalg.vector_norm(value.double())))
         if not shift <= bound + rounding:
-            law = f"it moves the value by {shift:.6g}, and at most {bound:.6g} is claimed"
-            self._tell_broken(subject, context, law)
+            reason = f"it moves the value by {shift:.6g}, and at most {bound:.6g} is claimed"
+            self._tell_broken(subject, context, reason)
 
     def _tell_broken(self, subject: Subject, context: ReleaseContext, law: str) -> None:
         way_out = "do not use this model, memory or mechanism: its epsilon would be too small"
@@ -345,7 +345,7 @@ def copy_recall(updates: Updates) -> StateAccess | None:
 def move_updates(updates: Updates, world: World, *, without: int | None) -> Updates:
     """Return the same training call in another world; without the subject in its cohort if that is hidden."""
     members = tuple(member for member in updates.cohort.members if member != without)
-    places = [place for place, member in enumerate(updates.cohort.members) if member != without]
+    places = [index for index, member in enumerate(updates.cohort.members) if member != without]
     task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(places)
     return replace(
         updates,
@@ -400,6 +400,6 @@ class ComparedExecution(LiveExecution):
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return what the mechanism computes. Raise `Refused` if a subject moves it by more than is claimed."""
-        found = compute(updates, context)
-        self._twins.compare_values(updates, context, compute, found)
-        return found
+        result = compute(updates, context)
+        self._twins.compare_values(updates, context, compute, result)
+        return result

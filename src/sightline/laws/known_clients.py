@@ -140,8 +140,8 @@ def check_normal(rows: np.ndarray) -> None:
     # Circular correlation at every shift by FFT: it finds noise that is reused in another release, also if it is
     # shifted.
     spectra = np.fft.rfft(unit)
-    for place, one in enumerate(spectra):
-        together = np.abs(np.fft.irfft(one.conj() * spectra[place:], unit.shape[1])) / unit.shape[1]
+    for index, one in enumerate(spectra):
+        together = np.abs(np.fft.irfft(one.conj() * spectra[index:], unit.shape[1])) / unit.shape[1]
         together[0, 0] = 0.0
         if together.max() > (SIGMAS + 1.5) / math.sqrt(unit.shape[1]):
             raise BrokenLaw("every release has noise of its own", "two noises, or two parts of one, are alike")

@@ -110,12 +110,12 @@ class MechanismLaws:
         rows /= rows.norm(dim=1, keepdim=True)
         line = rows[0] * FAR * self.clip_norm
         spread = {n: rows[n] * self.clip_norm * (3.0 if n % 2 else 0.1) for n in range(CLIENTS)}
-        found = {
+        result = {
             "spread": spread,
             "along one line": dict.fromkeys(range(CLIENTS), line),
             "one against all": {n: -line if n == 1 else line for n in range(CLIENTS)},
         }
-        return {name: {n: row.float() for n, row in world.items()} for name, world in found.items()}
+        return {name: {n: row.float() for n, row in world.items()} for name, world in result.items()}
 
     def twins(self, world: World, subject: int) -> Iterator[World]:
         """Yield neighbouring worlds: the subject's update zeroed, and negated as well under replace-one."""
@@ -300,9 +300,9 @@ class MechanismLaws:
         for one in again[0].noisy:
             if not torch.equal(again[0].value_of(one), again[1].value_of(one)):
                 raise BrokenLaw("same streams, same bits", f"{one.source}'s value is another the second time")
-        found = {name: self.noise_of(world) for name, world in self.worlds.items()}
-        first = found["spread"]
-        for name, noises in found.items():
+        result = {name: self.noise_of(world) for name, world in self.worlds.items()}
+        first = result["spread"]
+        for name, noises in result.items():
             for (one, noise), (_, other) in zip(first, noises, strict=True):
                 if float((noise - other).abs().max()) > 1e-4 * (float(noise.std()) + self.clip_norm):
                     raise BrokenLaw("noise knows no data", f"{one.source}'s noise is another when updates are {name}")
@@ -371,13 +371,13 @@ class MechanismLaws:
 
     def _draw_projections(self, world: World, draws: int) -> dict[str, tuple[Event, np.ndarray]]:
         """Return source -> (its claim about client 1, the sum of the value's coordinates in every draw)."""
-        found: dict[str, tuple[Event, list[float]]] = {}
+        result: dict[str, tuple[Event, list[float]]] = {}
         unit = self.mechanism.with_noise(dict.fromkeys(NEEDED, 1.0))
         for seed in range(draws):
             made = self.release(world, seed=seed, members=(0, 1), mechanism=unit)
             for one in (one for one in made.noisy if client_name(1) in one.subjects):
-                found.setdefault(one.source, (one.event, []))[1].append(float(made.value_of(one).sum()))
-        return {source: (event, np.array(values)) for source, (event, values) in found.items()}
+                result.setdefault(one.source, (one.event, []))[1].append(float(made.value_of(one).sum()))
+        return {source: (event, np.array(values)) for source, (event, values) in result.items()}
 
     def check_post_processing(self) -> None:
         """Check that post-processing uses only what was sent, and that its inputs in the ledger name it."""
@@ -385,17 +385,17 @@ class MechanismLaws:
             made = self.release(world)
             if made.claims[-1].event != POST_PROCESSING or self.each:
                 continue
-            sent = {FIRST + place for place, one in enumerate(made.claims) if one.event != POST_PROCESSING}
+            sent = {FIRST + index for index, one in enumerate(made.claims) if one.event != POST_PROCESSING}
             if not sent <= set(made.claims[-1].inputs):
                 raise BrokenLaw("post-processing names what it is made of", f"inputs lack releases {sorted(sent)[:3]}")
-            law = "post-processing is made of what was sent"
+            reason = "post-processing is made of what was sent"
             if set(made.left) != set(self.channel.members):
-                raise BrokenLaw(law, "members let nothing go by `updates.collect_outputs`")
+                raise BrokenLaw(reason, "members let nothing go by `updates.collect_outputs`")
             # Replay the recorded messages with clients that raise when trained: the value must follow from the messages
             # alone.
-            again = self.release(world, worker=SilentClients(world, law, RepeatingNodes(made.left)))
+            again = self.release(world, worker=SilentClients(world, reason, RepeatingNodes(made.left)))
             if not torch.equal(again.outcome.values[EVERYONE], made.outcome.values[EVERYONE]):
-                raise BrokenLaw(law, "of the same messages another value is made")
+                raise BrokenLaw(reason, "of the same messages another value is made")
 
     def check_hidden_cohort(self) -> None:
         """Check that amplification by sampling is claimed only where claims, noise and values do not tell who was

@@ -44,10 +44,10 @@ _passed: set[tuple[str, ...]] = set()
 
 def check_first_mechanism(experiment: Experiment, classes: int) -> None:
     """Check a plugin mechanism once for each of its sources and settings. Raise `Refused` if it fails."""
-    found = find_mechanism(experiment)
-    if found is None:
+    result = find_mechanism(experiment)
+    if result is None:
         return
-    plugin, own = found
+    plugin, own = result
     # Keyed by the digest of the plugin's source: an edited plugin is checked again.
     settings = experiment.privacy.model_dump_json(), experiment.local.model_dump_json()
     facts = (plugin.name, plugin.source_digest, *settings)
@@ -117,8 +117,8 @@ def _claimed_rate(sampler: CohortSampler, adjacency: Adjacency) -> float | None:
         if isinstance(hidden, Poisson) and hidden.event == event:
             rates.add(hidden.rate)
         elif hidden != event:
-            law = "what is claimed can be checked"
-            raise BrokenLaw(law, f"{event} becomes {hidden}, neither the event itself nor its Poisson sampling")
+            reason = "what is claimed can be checked"
+            raise BrokenLaw(reason, f"{event} becomes {hidden}, neither the event itself nor its Poisson sampling")
         else:
             rates.add(1.0)
     if len(rates) > 1:
@@ -194,8 +194,8 @@ def _check_members(drawn: NDArray[np.bool_]) -> None:
     np.fill_diagonal(above, 1.0)
     np.fill_diagonal(below, 1.0)
     if min(above.min(), below.min()) < NEVER / PAIRED**2:
-        place = np.unravel_index(np.minimum(above, below).argmin(), above.shape)
-        seen = f"members {place[0]} and {place[1]} are drawn together {together[place]} times of {rounds}"
+        index = np.unravel_index(np.minimum(above, below).argmin(), above.shape)
+        seen = f"members {index[0]} and {index[1]} are drawn together {together[index]} times of {rounds}"
         raise BrokenLaw("members are drawn independently", seen)
 
 
@@ -236,8 +236,8 @@ def check_shape(kind: str, topology: Topology, *, clients: int, place: str, like
     """
     if like not in LIKE:
         invalid("topology.kind", kind, f"it says that it is like {like!r}", 'use like = "star", or leave it away')
-    for law in _broken_laws(topology, clients, place, like):
-        refuse("topology.kind", kind, f"breaks a law of topologies: {law}", WAY_OUT)
+    for reason in _broken_laws(topology, clients, place, like):
+        refuse("topology.kind", kind, f"breaks a law of topologies: {reason}", WAY_OUT)
 
 
 def _broken_laws(topology: Topology, clients: int, place: str, like: str) -> Iterator[str]:

@@ -363,7 +363,7 @@ def counts_of_key(key: int, base: int, places: int) -> Ints:
     >>> counts_of_key(5 * 10 + 7, 10, 2).tolist()
     [5, 7]
     """
-    return np.array([key // base ** (places - 1 - place) % base for place in range(places)], dtype=np.int64)
+    return np.array([key // base ** (places - 1 - index) % base for index in range(places)], dtype=np.int64)
 
 
 def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:

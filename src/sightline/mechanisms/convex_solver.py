@@ -93,13 +93,13 @@ def minimise_regression(problem: Regression, *, gradient_tolerance: float) -> Ve
 
     # The sensitivity bounds divide by the curvature: without it no finite noise is enough.
     if not problem.curvature > 0:
-        law = "without a proximal or L2 term the minimiser moves without bound when one example changes"
+        reason = "without a proximal or L2 term the minimiser moves without bound when one example changes"
         refuse(
-            "algorithm.mu", problem.proximal, law, 'use algorithm = "fedprox" with mu > 0, or local.weight_decay > 0'
+            "algorithm.mu", problem.proximal, reason, 'use algorithm = "fedprox" with mu > 0, or local.weight_decay > 0'
         )
     options = {"gtol": max(gradient_tolerance, ROUGH) / len(problem.anchor) ** 0.5, "ftol": 0.0, "maxiter": MOST_STEPS}
-    found = minimize(problem.value_and_gradient, problem.anchor, jac=True, method="L-BFGS-B", options=options)
-    v = np.asarray(found.x)
+    result = minimize(problem.value_and_gradient, problem.anchor, jac=True, method="L-BFGS-B", options=options)
+    v = np.asarray(result.x)
     for _ in range(MOST_STEPS):
         value, gradient = problem.value_and_gradient(v)
         if np.linalg.norm(gradient) <= gradient_tolerance:

@@ -160,16 +160,16 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
     plugin = locate_plugin(MECHANISM, privacy.mechanism, built_in)
     if plugin is None:
         return None
-    found = plugin.load_object()
-    if not isinstance(found, MechanismPlugin):
-        plugin.refuse_type(found, "a `MechanismPlugin` of sightline.mechanisms")
+    result = plugin.load_object()
+    if not isinstance(result, MechanismPlugin):
+        plugin.refuse_type(result, "a `MechanismPlugin` of sightline.mechanisms")
     if privacy.unit != "client":
-        law = "the laws of a mechanism from elsewhere are checked on clients' updates"
-        refuse("privacy.unit", privacy.unit, law, 'use unit = "client", or a built-in mechanism')
-    if privacy.place not in found.where:
-        law = f"{plugin.name} adds noise at {', '.join(found.where)}"
-        refuse("privacy.where", privacy.place, law, f'use where = "{found.where[0]}"')
-    return plugin, found
+        reason = "the laws of a mechanism from elsewhere are checked on clients' updates"
+        refuse("privacy.unit", privacy.unit, reason, 'use unit = "client", or a built-in mechanism')
+    if privacy.place not in result.where:
+        reason = f"{plugin.name} adds noise at {', '.join(result.where)}"
+        refuse("privacy.where", privacy.place, reason, f'use where = "{result.where[0]}"')
+    return plugin, result
 
 
 def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
@@ -218,8 +218,8 @@ def build_mechanism(
 def _refuse_edges(experiment: Experiment, topology: Topology) -> None:
     """Raise `Refused` for noise at edges without edges."""
     if experiment.privacy.place == "edge" and not topology.uplinks:
-        law = f"a {experiment.topology.kind} has no edge servers"
-        refuse("privacy.where", "edge", law, 'use where = "server" or "client", or kind = "tree"')
+        reason = f"a {experiment.topology.kind} has no edge servers"
+        refuse("privacy.where", "edge", reason, 'use where = "server" or "client", or kind = "tree"')
 
 
 def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequence[int], classes: int) -> Mechanism:

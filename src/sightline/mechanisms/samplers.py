@@ -249,8 +249,8 @@ class TurnsCohorts(IndependentMembers):
 
     def __post_init__(self) -> None:
         if self.groups > self.population:
-            law = f"a channel of {self.population} members cannot fill them"
-            invalid("sampling.clients.groups", self.groups, law, "use fewer groups")
+            reason = f"a channel of {self.population} members cannot fill them"
+            invalid("sampling.clients.groups", self.groups, reason, "use fewer groups")
 
     @property
     def expected(self) -> float:
@@ -282,7 +282,7 @@ class TurnsCohorts(IndependentMembers):
         active = self.active_places(time)
         if self.rate is None:
             return active
-        return tuple(place for place, draw in zip(active, rng.random(len(active)), strict=True) if draw < self.rate)
+        return tuple(index for index, draw in zip(active, rng.random(len(active)), strict=True) if draw < self.rate)
 
     def hidden_event(self, event: Event) -> Event:
         """Return the event itself for the group whose turn it is, or `Poisson(rate, event)`."""
@@ -365,10 +365,10 @@ def find_sampler(scheme: str) -> BuildSampler:
     plugin = locate_plugin(SAMPLER, scheme, SAMPLERS)
     if plugin is None:
         return SAMPLERS[scheme]
-    found = plugin.load_object()
-    if not callable(found):
-        plugin.refuse_type(found, "a function (settings, population, adjacency, cohorts) -> sampler")
-    return found  # type: ignore[no-any-return]
+    result = plugin.load_object()
+    if not callable(result):
+        plugin.refuse_type(result, "a function (settings, population, adjacency, cohorts) -> sampler")
+    return result  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -436,9 +436,9 @@ def thin_sampler(whole: CohortSampler, rate: float, channel: str) -> CohortSampl
     # Fixed cohorts and schedules have no order of domination by rate, and a higher rate would cost more than planned.
     most = whole.rate if isinstance(whole, PoissonCohorts) else 1.0
     if not isinstance(whole, PoissonCohorts | Full):
-        law = f"{type(whole).__name__} has no rate that could be lowered without another guarantee"
-        refuse(f"schedule.rates.{channel}", rate, law, 'use sampling.clients.scheme = "poisson" or "full"')
+        reason = f"{type(whole).__name__} has no rate that could be lowered without another guarantee"
+        refuse(f"schedule.rates.{channel}", rate, reason, 'use sampling.clients.scheme = "poisson" or "full"')
     if rate > most:
-        law = f"noise was calibrated for a participation of at most {most:g}"
-        refuse(f"schedule.rates.{channel}", rate, law, "choose a smaller rate, or raise sampling.clients.rate")
+        reason = f"noise was calibrated for a participation of at most {most:g}"
+        refuse(f"schedule.rates.{channel}", rate, reason, "choose a smaller rate, or raise sampling.clients.rate")
     return whole if rate == most else ThinnedCohorts(whole, rate)

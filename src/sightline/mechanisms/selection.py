@@ -83,13 +83,13 @@ class ModelChoice:
         """Return client -> the index of its chosen model; remote clients that do not answer are missing."""
         if worker.nodes is not None:
             return worker.nodes.request_choices(self, context)
-        found = {}
+        result = {}
         for (chooser,), (right,) in worker.run(self.make_call(CallId(context.time, context.use))):
             if context.unit is Unit.NONE:
-                found[chooser] = int(np.argmax(right.tolist()))
+                result[chooser] = int(np.argmax(right.tolist()))
                 continue
             sharp = choice_sharpness(
                 self.epsilon, unit=context.unit, adjacency=context.adjacency, examples=worker.sizes[chooser]
             )
-            found[chooser] = draw_choice(right.tolist(), sharpness=sharp, rng=context.noise(chooser))
-        return found
+            result[chooser] = draw_choice(right.tolist(), sharpness=sharp, rng=context.noise(chooser))
+        return result

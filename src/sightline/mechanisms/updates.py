@@ -288,7 +288,7 @@ def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[
     _check_apart(channels, updates.cohort.members)
     together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
     shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
-    return [(_channel_part(updates, shared, channel, place + 1), channel) for place, channel in enumerate(channels)]
+    return [(_channel_part(updates, shared, channel, index + 1), channel) for index, channel in enumerate(channels)]
 
 
 def _share_sealed(updates: SealedUpdates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
@@ -313,7 +313,7 @@ def _channel_part(updates: Updates, shared: SharedTraining | None, channel: Chan
     own = frozenset(channel.members)
     members = tuple(member for member in updates.cohort.members if member in own)
     starts = {member: updates.starts[member] for member in members}
-    places = [place for place, member in enumerate(updates.cohort.members) if member in own]
+    places = [index for index, member in enumerate(updates.cohort.members) if member in own]
     task = updates.task.select_clients(places)
     at = replace(updates.at, part=number)
     eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))

@@ -315,8 +315,8 @@ class Walk:
         names, within = sorted(looked_up_names(function.__code__)), set[int]()
         scopes = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
         for word in names:
-            found = next((some[word] for some in scopes if word in some), None)
-            yield from self.of_global(f"global '{word}'", found, names, within)
+            result = next((some[word] for some in scopes if word in some), None)
+            yield from self.of_global(f"global '{word}'", result, names, within)
 
     def of_global(self, path: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
         """Yield a global value; of a module what the names refer to in it, of installed code only what was attached."""

@@ -207,13 +207,13 @@ def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
     except Exception as error:
         cause = cause_of(error)
         invalid(key, name, f"module {module_name!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
-    found = getattr(module, attribute, None)
-    if found is None:
+    result = getattr(module, attribute, None)
+    if result is None:
         known = [word for word in vars(module) if not word.startswith("_")]
         invalid(key, name, f"module {module_name!r} has no {attribute!r}", did_you_mean(attribute, known))
-    if not callable(found):
+    if not callable(result):
         invalid(key, name, "is not callable", f"name {what}")
-    return found  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]
 
 
 GIVEN = "python:"
@@ -323,14 +323,14 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
 
 def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Return the module's frozen tensors and buffers; raise unless the factory always creates the same."""
-    found = {word: tensor.clone() for word, tensor in constants_of(module).items()}
+    result = {word: tensor.clone() for word, tensor in constants_of(module).items()}
     # Constants are created on every node from the factory. If they differed, nodes would train different models.
-    again = constants_of(make_module(ready, seed=0)) if found else {}
-    for word, tensor in found.items():
+    again = constants_of(make_module(ready, seed=0)) if result else {}
+    for word, tensor in result.items():
         if word not in again or not same_numbers(tensor, again[word]):
             reason = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"
             invalid("model.name", name, reason, "draw it from torch's generator, or read it from a file")
-    return found
+    return result
 
 
 def cause_of(error: Exception) -> str:
@@ -364,9 +364,9 @@ def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> 
     except Exception as error:
         cause, shape = cause_of(error), (batch, *model.input_shape)
         invalid("model.name", name, f"fails on a batch of shape {shape} ({cause})", "fix its forward")
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if not isinstance(found, tuple) or not model.task.fits_output(found, batch, model.classes):
-        reason = f"gives {found} for {batch} example{'s' if batch > 1 else ''}"
+    result = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(result, tuple) or not model.task.fits_output(result, batch, model.classes):
+        reason = f"gives {result} for {batch} example{'s' if batch > 1 else ''}"
         invalid("model.name", name, reason, model.task.describe_output(model.classes))
 
 
@@ -377,14 +377,14 @@ def check_loss(model: FlatModel, module: nn.Module) -> None:
         output = module.eval()(probe_inputs(model, 2))[0]
     y = probe_targets(model.task, model.classes, 2)[0]
     try:
-        found = None if loss is None else loss(output.requires_grad_(), y)
+        result = None if loss is None else loss(output.requires_grad_(), y)
     except Exception as error:
         reason = f"fails on an output of shape {tuple(output.shape)} and a target {tuple(y.shape)} ({cause_of(error)})"
         invalid("model.loss", name, reason, "it is called with one example's output and target, without a batch axis")
-    if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
-        looks = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
+        looks = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         invalid("model.loss", name, f"gives {looks} for one example", "return one number, as a tensor")
-    if found.grad_fn is None:
+    if result.grad_fn is None:
         invalid("model.loss", name, "gives a number that does not depend on the output", "compute it by torch")
 
 

@@ -73,13 +73,13 @@ def check_layer(layer: Layer) -> None:
 
 def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
     """Return the layers of the model's nested chains in order, each with its output shape."""
-    found: list[Layer] = []
+    result: list[Layer] = []
     x = probe_inputs(model, 1)
     with torch.no_grad():
         for name, child in chain_layers(module):
             x = child(x)
-            found.append(Layer(name, child, tuple(x.shape[1:])))
-    return found
+            result.append(Layer(name, child, tuple(x.shape[1:])))
+    return result
 
 
 def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -489,15 +489,15 @@ def _split_named(model: FlatModel, partitions: Sequence[Sequence[Sequence[str]]]
 def tensors_named(model: FlatModel, names: Sequence[str]) -> frozenset[str]:
     """Return the trained tensors that are named, or lie in a named layer. Raises for an unknown name."""
     known = [slot.name for slot in model.layout]
-    found: set[str] = set()
+    result: set[str] = set()
     for name in names:
         own = {tensor for tensor in known if tensor == name or tensor.startswith(f"{name}.")}
         if not own:
             layers = {tensor.rsplit(".", 1)[0] for tensor in known if "." in tensor}
             reason = f"no trained parameter or layer of {model.name} has this name"
             invalid("algorithm.split.parts", name, reason, did_you_mean(name, [*known, *sorted(layers)]))
-        found |= own
-    return frozenset(found)
+        result |= own
+    return frozenset(result)
 
 
 def _masked_submodel(model: FlatModel, trained: frozenset[str]) -> Submodel:

@@ -300,11 +300,11 @@ def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor, loss: ProbeLos
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             outputs = module.train()(x.clone())
-            found = torch.autograd.grad(loss(outputs, len(x)), parameters, allow_unused=True)
+            result = torch.autograd.grad(loss(outputs, len(x)), parameters, allow_unused=True)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         reason = f"cannot be differentiated in training on {len(x)} examples ({cause})"
         invalid("model.name", model.name, reason, "fix its forward")
     parts = [one.detach() for one in tree_leaves(outputs) if isinstance(one, Tensor)]
-    parts += [part.to_dense() for part in found if part is not None]
+    parts += [part.to_dense() for part in result if part is not None]
     return torch.cat([part.flatten().float() for part in parts])

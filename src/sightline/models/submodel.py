@@ -198,11 +198,11 @@ def whole_weights(name: str, weights: Sequence[float]) -> tuple[int, ...]:
     """
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))
-    found = [int(weight * scale) for weight in exact]
-    found = [number // math.gcd(*found) for number in found]
-    if sum(found) >= 2**52:
+    result = [int(weight * scale) for weight in exact]
+    result = [number // math.gcd(*result) for number in result]
+    if sum(result) >= 2**52:
         invalid(name, list(weights), "the weights are drawn as whole numbers below 2^52", "write fewer digits")
-    return tuple(found)
+    return tuple(result)
 
 
 def unsplit_mask(whole: FlatModel, unsplit: frozenset[str]) -> Tensor:

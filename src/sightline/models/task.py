@@ -224,8 +224,8 @@ class Task:
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
             # The sum separates into per-example gradients, since each loss depends on its own output only.
-            (found,) = torch.autograd.grad(self.losses(leaf, y, "sum"), leaf)
-        return found
+            (result,) = torch.autograd.grad(self.losses(leaf, y, "sum"), leaf)
+        return result
 
     def predictions(self, outputs: Tensor, *, probabilities: bool = False) -> Tensor:
         """Return what outputs predict: labels, sets of labels, numbers or tokens, or the probabilities of each.
@@ -276,9 +276,9 @@ def apply_apart(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Te
             with warnings.catch_warnings():
                 # torch.func warns where it has no batching rule and falls back to a slow loop; our own loop is as good.
                 warnings.simplefilter("error")
-                found: Tensor = torch.func.vmap(loss, randomness="different")(outputs, y)
-            if found.shape == (len(y),):
-                return found
+                result: Tensor = torch.func.vmap(loss, randomness="different")(outputs, y)
+            if result.shape == (len(y),):
+                return result
         # torch.func cannot trace it, or it fails on single examples too; then the loop below raises the real error.
         except Exception:
             pass

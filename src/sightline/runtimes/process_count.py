@@ -136,8 +136,8 @@ def estimate_seconds(setting: BuiltExperiment) -> float | None:
 
 def _recall_number(key: str, name: str) -> float | None:
     """Return a stored positive number, or None if it is missing or not a positive number."""
-    found = (recall_measured(key) or {}).get(name)
-    return float(found) if isinstance(found, int | float) and math.isfinite(found) and found > 0 else None
+    result = (recall_measured(key) or {}).get(name)
+    return float(result) if isinstance(result, int | float) and math.isfinite(result) and result > 0 else None
 
 
 class Timing:

@@ -54,18 +54,18 @@ def check_algorithm(
     confirmed by other code. `settings` are its own; `tables` change the tiny experiment where the algorithm needs
     another: `{"local": {"steps": 10}}`.
     """
-    found = _find_object(ALGORITHM, algorithm, Algorithm)
-    kinds = [kind for kind in found.facts.topologies if kind in topology.REGISTRY]
+    result = _find_object(ALGORITHM, algorithm, Algorithm)
+    kinds = [kind for kind in result.facts.topologies if kind in topology.REGISTRY]
     if not kinds:
-        raise BrokenLaw("there is a topology to try it on", f"it runs on {', '.join(found.facts.topologies)} only")
+        raise BrokenLaw("there is a topology to try it on", f"it runs on {', '.join(result.facts.topologies)} only")
     protected = []
-    with _registered(algorithms.REGISTRY, NAME, replace(found, name=NAME)):
+    with _registered(algorithms.REGISTRY, NAME, replace(result, name=NAME)):
         for name, privacy in PRIVACY.items():
             file = make_file(privacy, kind=kinds[0], algorithm={"name": NAME, **settings}, tables=tables)
-            setting = _build_or_none(file)
-            if setting is not None:
+            built = _build_or_none(file)
+            if built is not None:
                 protected.append(name)
-                check_sources(setting, follow_plan(setting))
+                check_sources(built, follow_plan(built))
                 _check_runs(file)
                 _check_hidden_cohorts(file)
     if not protected:
@@ -80,16 +80,16 @@ def check_mechanism(mechanism: MechanismPlugin | str, *, clip_norm: float = 0.5,
     covers; post-processing uses only what was sent; then the laws of a run, as in `check_algorithm`. `options` are its
     own.
     """
-    found = _find_object(MECHANISM, mechanism, MechanismPlugin)
-    for where in found.where:
+    result = _find_object(MECHANISM, mechanism, MechanismPlugin)
+    for where in result.where:
         kind = "tree" if where == "edge" else "star"
-        with _registered(mechanisms.MECHANISMS, (NAME, "client", where), found.build):
+        with _registered(mechanisms.MECHANISMS, (NAME, "client", where), result.build):
             for adjacency in ("add_remove", "replace"):
                 privacy = {"unit": "client", "where": where, "adjacency": adjacency, "mechanism": NAME}
                 file = make_file(privacy | {"clip_norm": clip_norm, "options": options}, kind=kind)
                 if adjacency == "replace" and _build_or_none(file) is None:
                     continue
-                check_plugin_laws(found, parse(file), 3, draws=DRAWS)
+                check_plugin_laws(result, parse(file), 3, draws=DRAWS)
                 _check_runs(file)
 
 
@@ -101,11 +101,11 @@ def check_sampler(
     Its draws match its claims, under both adjacencies if it accepts them; then the laws of a run. `rate` and `options`
     are keys of `sampling.clients`.
     """
-    found: BuildSampler = _find_object(SAMPLER, build)
+    result: BuildSampler = _find_object(SAMPLER, build)
     settings = ClientSampler(scheme=NAME, rate=rate, options=options or None)
     accepted = 0
     for adjacency in Adjacency:
-        sampler = _build_sampler_or_none(found, settings, population, adjacency)
+        sampler = _build_sampler_or_none(result, settings, population, adjacency)
         amplified = sampler is not None and sampler.hidden_event(Gaussian(1.0)) != Gaussian(1.0)
         # Amplification under replace-one is refused when such a sampler is used, so it is not checked here.
         if sampler is not None and not (amplified and adjacency is Adjacency.REPLACE):
@@ -113,7 +113,7 @@ def check_sampler(
             check_sampler_laws(sampler, adjacency, cells=CELLS)
     if not accepted:
         raise BrokenLaw("a sampler can be built", "it refuses both adjacencies")
-    with _registered(mechanisms.SAMPLERS, NAME, found):
+    with _registered(mechanisms.SAMPLERS, NAME, result):
         given = {"scheme": NAME, "rate": rate, "options": options or None}
         file = make_file({"unit": "client", "where": "server"})
         file["sampling"] = {"clients": {key: value for key, value in given.items() if value is not None}}
@@ -126,18 +126,18 @@ def check_topology(plugin: TopologyPlugin | str, *, algorithm: Algorithm | None 
     Built twice it is the same; every party that sees a release is an observer; then the laws of a run of `algorithm`,
     by default FedAvg, with noise at a trusted server and at the clients. `settings` are its own.
     """
-    found = _find_object(TOPOLOGY, plugin, TopologyPlugin)
+    result = _find_object(TOPOLOGY, plugin, TopologyPlugin)
     # A single client and a prime number of clients: structures that divide clients evenly fail here.
     for clients in (CLIENTS, 1, 13):
-        for place in ("server", "client", "none"):
+        for index in ("server", "client", "none"):
             built, again = (
-                found.build(settings, clients=clients, place=place, labels=None, streams=None) for _ in range(2)
+                result.build(settings, clients=clients, place=index, labels=None, streams=None) for _ in range(2)
             )
-            check_shape(NAME, built, clients=clients, place=place, like=found.like)
+            check_shape(NAME, built, clients=clients, place=index, like=result.like)
             if (built.channels, built.lines, built.trusted) != (again.channels, again.lines, again.trusted):
                 raise BrokenLaw("a topology is built the same every time", f"of {clients} clients it is another")
     on_it = replace(with_facts(algorithm or algorithms.REGISTRY["fedavg"], topologies=(NAME,)), name=NAME)
-    with _registered(topology.REGISTRY, NAME, found.build), _registered(algorithms.REGISTRY, NAME, on_it):
+    with _registered(topology.REGISTRY, NAME, result.build), _registered(algorithms.REGISTRY, NAME, on_it):
         for where in ("server", "client"):
             file = make_file({"unit": "client", "where": where}, kind=NAME, algorithm={"name": NAME})
             file["topology"] |= settings
@@ -175,27 +175,27 @@ def make_file(
 def _check_hidden_cohorts(file: dict[str, Any]) -> None:
     """Check an algorithm with a hidden cohort, unless it refuses hidden cohorts or the file sets its own sampling."""
     if file["privacy"]["unit"] == "client" and "sampling" not in file:
-        setting = _build_or_none(file | {"sampling": {"clients": {"scheme": "poisson", "rate": 0.5}}})
-        if setting is not None:
-            check_sources(setting, follow_plan(setting))
+        built = _build_or_none(file | {"sampling": {"clients": {"scheme": "poisson", "rate": 0.5}}})
+        if built is not None:
+            check_sources(built, follow_plan(built))
 
 
 def _check_runs(file: dict[str, Any]) -> None:
     """Check the laws of a run: same bits, also after a resume; cost within plan and target; ledger confirmed."""
-    setting = engine.calibrate_noise(engine.build_experiment(parse(file)))
+    built = engine.calibrate_noise(engine.build_experiment(parse(file)))
     with tempfile.TemporaryDirectory() as folder:
         whole, again, broken = (Path(folder) / name for name in ("whole", "again", "broken"))
         for directory in (whole, again):
-            _run_once(setting, directory)
+            _run_once(built, directory)
         with suppress(_Stopped):
-            _run_once(setting, broken, stop=ROUNDS // 2)
-        engine.run_loop(setting, broken, partial(Simulator), resume=True)
-        for directory, law in ((again, "run again, same bits"), (broken, "interrupted and resumed, same bits")):
+            _run_once(built, broken, stop=ROUNDS // 2)
+        engine.run_loop(built, broken, partial(Simulator), resume=True)
+        for directory, reason in ((again, "run again, same bits"), (broken, "interrupted and resumed, same bits")):
             if _digest_run(directory) != _digest_run(whole):
-                raise BrokenLaw(law, "the model or the ledger is another")
+                raise BrokenLaw(reason, "the model or the ledger is another")
         with engine.RunRecord.open_to_read(whole) as record:
             ledger, trusted = record.ledger(), set(record.facts["trusted"])
-        _check_costs(setting, ledger, trusted)
+        _check_costs(built, ledger, trusted)
 
 
 class _Stopped(Exception):
@@ -247,10 +247,10 @@ def _registered(registry: MutableMapping[Any, Any], name: Any, thing: Any) -> It
 def _find_object(kind: PluginKind, given: Any, wanted: type | None = None) -> Any:
     """Return the object, or the one behind "package.module:OBJECT"; raise `BrokenLaw` if its type is wrong."""
     plugin = locate_plugin(kind, given, ()) if isinstance(given, str) else None
-    found = given if plugin is None else plugin.load_object()
-    if wanted is not None and not isinstance(found, wanted):
-        raise BrokenLaw("it is what it says", f"a {type(found).__name__} is no {wanted.__name__}")
-    return found
+    result = given if plugin is None else plugin.load_object()
+    if wanted is not None and not isinstance(result, wanted):
+        raise BrokenLaw("it is what it says", f"a {type(result).__name__} is no {wanted.__name__}")
+    return result
 
 
 def _build_or_none(file: dict[str, Any]) -> BuiltExperiment | None:

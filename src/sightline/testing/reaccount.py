@@ -41,28 +41,28 @@ class Clear(Exception):
 @lru_cache(maxsize=4096)
 def read_names(text: str) -> set[str]:
     """Return the set that the short form `client-0..3, server` stands for."""
-    found = set[str]()
+    result = set[str]()
     for word in (part.strip() for part in text.split(",")):
         span = re.fullmatch(r"(.+)-(\d+)\.\.(\d+)", word)
         if span:
-            found |= {f"{span[1]}-{number}" for number in range(int(span[2]), int(span[3]) + 1)}
+            result |= {f"{span[1]}-{number}" for number in range(int(span[2]), int(span[3]) + 1)}
         elif word:
-            found.add(word)
-    return found
+            result.add(word)
+    return result
 
 
 def find_reached(releases: list[Plain], observer: str) -> set[int]:
     """Return every release that the observer sees, or from which something it sees was computed."""
-    found, waiting = (
+    result, waiting = (
         set[int](),
         [n for n, release in enumerate(releases) if observer in read_names(release["audience"])],
     )
     while waiting:
         number = waiting.pop()
-        if number not in found:
-            found.add(number)
+        if number not in result:
+            result.add(number)
             waiting += releases[number]["inputs"]
-    return found
+    return result
 
 
 def count_charges(releases: list[Plain], subject: str, seen: set[int], observer: str) -> Counter[str]:
@@ -235,7 +235,7 @@ class Found:
 @lru_cache(maxsize=4096)
 def estimate_delta(composition: Texts, epsilon: float, draws: int) -> Found:
     """Return the Monte Carlo estimate of delta at epsilon for a composition (events as text, with counts)."""
-    found = []
+    result = []
     for here in (True, False):
         rng = np.random.default_rng(int(here))
         present = np.full(draws, here)
@@ -245,8 +245,8 @@ def estimate_delta(composition: Texts, epsilon: float, draws: int) -> Found:
         )
         # E[max(0, 1 - e^(epsilon - loss))], computed without cancellation near 0.
         gain = -np.expm1(np.minimum(epsilon - (ratio if here else -ratio), 0.0))
-        found.append(Found(float(gain.mean()), float(gain.std()) / math.sqrt(draws)))
-    return max(found, key=lambda one: one.delta)
+        result.append(Found(float(gain.mean()), float(gain.std()) / math.sqrt(draws)))
+    return max(result, key=lambda one: one.delta)
 
 
 def sum_precision(event: Plain) -> float:
@@ -302,9 +302,9 @@ def confirm_composition(composition: Texts, epsilon: float, delta: float, *, dra
     if not composition:
         _hold(epsilon == 0, "nothing costs nothing", epsilon)
         return
-    found = estimate_delta(composition, epsilon, draws)
+    result = estimate_delta(composition, epsilon, draws)
     # Five standard errors: with thousands of compositions a test must not fail by chance.
-    _hold(found.delta <= delta + 5 * found.error, f"drawing it shows delta {found.delta:.3g}", epsilon)
+    _hold(result.delta <= delta + 5 * result.error, f"drawing it shows delta {result.delta:.3g}", epsilon)
     if present <= GAUSSIAN_KINDS:
         total = sum(times * sum_precision(json.loads(text)) for text, times in composition)
         exact = gaussian_delta(total, epsilon)
@@ -342,11 +342,11 @@ def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: in
     for observer in sorted(onlookers - trusted):
         seen = find_reached(releases, observer)
         for subject in sorted(people - {observer}):
-            found = count_charges(releases, subject, seen, observer)
+            result = count_charges(releases, subject, seen, observer)
             ours = ledger.composition(subject, observer).items()
-            if found != Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours}):
+            if result != Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours}):
                 raise BrokenLaw(LAW, f"the flow from {subject} to {observer} is another by a plain search")
-            worst = max(worst, confirmed_epsilon(found, delta, draws))
+            worst = max(worst, confirmed_epsilon(result, delta, draws))
     return worst
 
 

@@ -39,7 +39,7 @@ class Channel:
     def name_places(self, places: tuple[int, ...]) -> frozenset[str]:
         """Return the names of the members at these indices; cached, one set for every turn of a group."""
         if places not in self._named:
-            self._named[places] = frozenset(client_name(self.members[place]) for place in places)
+            self._named[places] = frozenset(client_name(self.members[index]) for index in places)
         return self._named[places]
 
 

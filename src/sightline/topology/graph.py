@@ -83,11 +83,11 @@ class Graph(Steady):
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
         """Return the neighbours of every node, without itself."""
-        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        result: list[list[int]] = [[] for _ in range(self.nodes)]
         for a, b in sorted(self.edges):
-            found[a].append(b)
-            found[b].append(a)
-        return tuple(tuple(sorted(others)) for others in found)
+            result[a].append(b)
+            result[b].append(a)
+        return tuple(tuple(sorted(others)) for others in result)
 
     @cached_property
     def distances(self) -> tuple[tuple[int | None, ...], ...]:
@@ -126,12 +126,12 @@ class Graph(Steady):
     def lines(self) -> dict[str, tuple[Line, ...]]:
         """Return the lines of sight by distance: an observer, and all subjects but those at this distance exempt."""
         names = [client_name(node) for node in range(self.nodes)]
-        found: dict[int, list[Line]] = {}
+        result: dict[int, list[Line]] = {}
         for node, hops in enumerate(self.distances):
             for distance in sorted({hop for hop in hops if hop}):
                 away = frozenset(name for name, hop in zip(names, hops, strict=True) if hop != distance)
-                found.setdefault(distance, []).append(Line(names[node], away))
-        return {distance_kind(distance): tuple(found[distance]) for distance in sorted(found)}
+                result.setdefault(distance, []).append(Line(names[node], away))
+        return {distance_kind(distance): tuple(result[distance]) for distance in sorted(result)}
 
 
 def distance_kind(distance: int) -> str:

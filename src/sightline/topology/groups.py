@@ -178,10 +178,10 @@ class Schedule:
         _, first, inverse = np.unique(packed, axis=0, return_index=True, return_inverse=True)
         # Number the classes by their first worker, not in the sort order of packed bits.
         order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        index = np.empty_like(order)
+        index[order] = np.arange(len(order))
         shape = (len(order), len(self.eras), self.count)
-        return rows[first[order]].reshape(shape), place[inverse.reshape(-1)]
+        return rows[first[order]].reshape(shape), index[inverse.reshape(-1)]
 
     def classes_together(self) -> NDArray[np.bool_]:
         """Return whether two classes share a group in every era, shape (classes, classes)."""

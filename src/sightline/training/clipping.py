@@ -44,10 +44,10 @@ class Balls:
 
     def columns(self, slots: Sequence[Slot], device: torch.device = CPU) -> list[Tensor]:
         """Return the positions of each ball's tensors in the flat vector."""
-        found: list[list[Tensor]] = [[] for _ in self.clip_norms]
+        result: list[list[Tensor]] = [[] for _ in self.clip_norms]
         for slot in slots:
-            found[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop, device=device))
-        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long, device=device) for some in found]
+            result[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop, device=device))
+        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long, device=device) for some in result]
 
 
 Clip = float | Balls
@@ -217,9 +217,9 @@ class Passes:
 
     def _find_one(self) -> Tensor | None:
         for size in reversed([size for size in self.sizes if 1 < size <= max(FIRST, LEAST)]):
-            found = self.trial(size)
-            if bool((found == found[:, :1]).all()):
-                return found[:, :1]
+            result = self.trial(size)
+            if bool((result == result[:, :1]).all()):
+                return result[:, :1]
         return None
 
 

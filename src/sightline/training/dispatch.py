@@ -112,7 +112,7 @@ MOST_APART = 0.2
 
 def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
     """Return |bf16 gradient - gradient| / |gradient| on a probe; a graph with dropout only has to be finite."""
-    model, found = worker.model, []
+    model, result = worker.model, []
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     for one in (worker, exact):
         one.weights.copy_(flatten_module(model.module()))
@@ -120,11 +120,11 @@ def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
         with torch.random.fork_rng(devices=[]):
             one.mean_gradient(one.inputs(x.numpy()), y)
         one.probing = False
-        found.append(one.gradient.clone())
+        result.append(one.gradient.clone())
     # Two passes draw different dropout masks, so their gradients cannot be compared.
     if isinstance(worker, GraphWorker) and worker.dropout:
-        return 0.0 if bool(torch.isfinite(found[0]).all()) else float("inf")
-    return float((found[0] - found[1]).norm() / found[1].norm().clamp_min(1e-30))
+        return 0.0 if bool(torch.isfinite(result[0]).all()) else float("inf")
+    return float((result[0] - result[1]).norm() / result[1].norm().clamp_min(1e-30))
 
 
 def clipping_note(model: FlatModel) -> str | None:
@@ -181,8 +181,8 @@ def small_convolutional(model: FlatModel) -> SmallConvolutional | None:
         # The convolutional stack has the gradient of cross entropy only.
         chained = isinstance(worker_for(model), ChainWorker) and model.task.classic
         parts = conv_parts(model) if chained else None
-        found = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
-        BENCH.small[model] = found
+        result = None if parts is None else SmallConvolutional(parts, patch_floats(parts, model.input_shape))
+        BENCH.small[model] = result
     return BENCH.small[model]
 
 
@@ -244,15 +244,15 @@ def probe_device(worker: GradientWorker) -> bool:
     worker.weights.copy_(flatten_module(model.module()))
     here = GradientWorker(replace(model, device=CPU))
     here.weights.copy_(flatten_module(model.module()))
-    found = []
+    result = []
     for one in (worker, here):
         some = one.inputs(x.numpy()), one.place_tensor(y)
         one.mean_gradient(*some)
-        found.append([one.hand_back(one.gradient.clone())])
+        result.append([one.hand_back(one.gradient.clone())])
         if apart:
             one.clipped_sum(*some, 1.0)
-            found[-1].append(one.hand_back(one.gradient.clone()))
-    return worker.dropout or all(close_by_tensor(model, there, near, 1e-5) for there, near in zip(*found, strict=True))
+            result[-1].append(one.hand_back(one.gradient.clone()))
+    return worker.dropout or all(close_by_tensor(model, there, near, 1e-5) for there, near in zip(*result, strict=True))
 
 
 def graph_worker(model: FlatModel) -> GraphWorker | None:
@@ -381,8 +381,8 @@ def find_clipping_problem(device: torch.device) -> str | None:
 
 def _find_row_problem(row: Tensor, device: torch.device, *, finite: bool) -> str | None:
     """Return what is wrong with one clipped row: a norm above 1, or a non-finite row that is not zeroed."""
-    found = clipped_rows(row[None].to(device), 1.0).cpu().double()
-    length = float(found.norm())
+    result = clipped_rows(row[None].to(device), 1.0).cpu().double()
+    length = float(result.norm())
     if not finite:
         return None if length == 0 else "a row that is not finite is not zero"
     return None if length <= 1 else f"a row clipped to 1 has norm {length:.8g}"

@@ -110,8 +110,8 @@ def draw_gaussian(size: int, *, rng: np.random.Generator, path: str = "torch") -
     """
     pairs = max(1, -(-size // 2))
     words = random_words(pairs, rng)
-    if path == "compiled" and (found := normals_of(words)) is not None:
-        return found[:size]
+    if path == "compiled" and (result := normals_of(words)) is not None:
+        return result[:size]
     # The clamp avoids ln 0: a word of 0 has probability 2^-64 and becomes the longest radius.
     radius = words.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
     halves = words.view(torch.int32)[::2]

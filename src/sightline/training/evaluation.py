@@ -75,7 +75,7 @@ def evaluate_stacked(
     clients = range(len(shards))
     # Widths are rounded up to powers of two, so that shards of similar size share one stack.
     widths = {client: 1 << max(0, len(shards[client]) - 1).bit_length() for client in clients}
-    found: dict[int, Evaluation] = {}
+    result: dict[int, Evaluation] = {}
     for group in group_clients(model, shards, clients, widths, [0] * len(shards), widths, lambda width: 1 << 20):
         weights = vectors[group]
         pile = ExamplePile([shards[client] for client in group])
@@ -84,8 +84,8 @@ def evaluate_stacked(
         losses, scores = _stacked_outcomes(model.task, outputs, y)
         for member, client in enumerate(group):
             own = slice(0, len(shards[client]))
-            found[client] = summarise_outcomes(model.task, losses[member, own], scores[member, own])
-    return [found[client] for client in range(len(shards))]
+            result[client] = summarise_outcomes(model.task, losses[member, own], scores[member, own])
+    return [result[client] for client in range(len(shards))]
 
 
 def _stacked_outcomes(task: Task, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

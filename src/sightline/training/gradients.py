@@ -80,8 +80,8 @@ def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tens
 
     if rows is vectorised_gradients and len(x):
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
-            found: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
-            return found
+            result: Tensor = torch.func.vmap(alone, randomness="different")(x.clone())
+            return result
     outputs = [fresh()(x[index : index + 1].clone()) for index in range(len(x))]
     return torch.cat(outputs) if outputs else torch.empty(0, model.classes, device=x.device)
 
@@ -356,7 +356,7 @@ class GradientWorker:
 
     def try_pass(self, size: int, views: int) -> Tensor:
         """Return (numbers, size) squared norms of equal examples, tensor by tensor, at a few inputs and weights."""
-        kept, probing, found = self.weights.clone(), self.probing, list[Tensor]()
+        kept, probing, result = self.weights.clone(), self.probing, list[Tensor]()
         was = self.module.training
         with torch.random.fork_rng(devices=[]):
             start, generator = flatten_module(self.model.module()), torch.Generator().manual_seed(1)
@@ -371,12 +371,12 @@ class GradientWorker:
                     )
                     y = self.place_tensor(self.trial_targets())
                     squares = self.pass_squares(x, fill_up(y.expand(size, *y.shape[1:]), size), views)
-                    found += [square.detach() for layer in squares for square in layer.values()]
+                    result += [square.detach() for layer in squares for square in layer.values()]
             finally:
                 self.probing = probing
                 self.set_mode(was)
                 self.weights.copy_(kept)
-        return torch.stack(found)
+        return torch.stack(result)
 
     def works_alone(self) -> bool:
         """Return whether every example has a pass of its own."""
@@ -386,12 +386,12 @@ class GradientWorker:
         """Return (examples, d): every example's own gradient, the mean over its views."""
         rows, apart = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
         try:
-            found = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
+            result = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
         except Exception as error:
             if rows is one_by_one:
                 raise
             refuse_data(self.model, error)
-        return found if views == 1 else found.view(-1, views, found.shape[1]).mean(1)
+        return result if views == 1 else result.view(-1, views, result.shape[1]).mean(1)
 
     def run_rows(self, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
         """Run one pass over some examples with a module that has seen none."""
@@ -403,7 +403,7 @@ class GradientWorker:
             return self.run_rows(rows, x, y)
         if self.away and not self.dropout:
             return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
-        found, host = [], torch.default_generator
+        result, host = [], torch.default_generator
         # torch.manual_seed asks every kind of device, which takes a millisecond
         set_seed = torch.manual_seed if self.away else host.manual_seed
         with torch.random.fork_rng(devices=[]):
@@ -412,10 +412,10 @@ class GradientWorker:
             after = host.get_state()
             for one, seed in enumerate(seeds):
                 set_seed(seed)
-                found.append(self.run_rows(rows, x[one : one + 1], y[one : one + 1]))
+                result.append(self.run_rows(rows, x[one : one + 1], y[one : one + 1]))
         if self.dropout:
             host.set_state(after)
-        return torch.cat(found)
+        return torch.cat(result)
 
 
 def refuse_data(model: FlatModel, error: Exception) -> NoReturn:

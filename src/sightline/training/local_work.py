@@ -223,13 +223,13 @@ def batch_table(
 ) -> NDArray[np.int64]:
     """Return `shuffled_batches` as one (steps, width) array of row numbers from `first`, padded with `nothing`."""
     per_epoch = max(1, -(-examples // (work.batch_size or 1)))
-    found = np.full((steps, width), nothing, np.int64)
+    result = np.full((steps, width), nothing, np.int64)
     for step in range(0, steps, per_epoch):
         rows = np.full(per_epoch * width, nothing, np.int64)
         # The same draws in the same order as `shuffled_batches`: stacked and looped clients see the same batches.
         rows[:examples] = first + rng.permutation(examples)
-        found[step : step + per_epoch] = rows.reshape(per_epoch, width)[: steps - step]
-    return found
+        result[step : step + per_epoch] = rows.reshape(per_epoch, width)[: steps - step]
+    return result
 
 
 def poisson_batches(examples: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[Index | None]:

@@ -35,13 +35,13 @@ CPU_MAX, QUOTA, PERIOD = (
 @cache
 def read_processor() -> tuple[str, tuple[str, ...]]:
     """Return (name, instruction sets) as the operating system reports them."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
-            found.setdefault(name.strip(), value.strip())
-    name = found.get("model name") or platform.processor() or platform.machine()
-    return name, tuple(sorted((found.get("flags") or found.get("Features") or "").split()))
+            result.setdefault(name.strip(), value.strip())
+    name = result.get("model name") or platform.processor() or platform.machine()
+    return name, tuple(sorted((result.get("flags") or result.get("Features") or "").split()))
 
 
 def describe_processor() -> str:
@@ -87,8 +87,8 @@ def _own_version() -> str:
 
 def recall_measured(work: str) -> dict[str, Any] | None:
     """Return the cached entry for this work on this machine; None if it is missing or unreadable."""
-    found = _read_file(cache_folder() / FILE).get(machine_key(), {})
-    entry = found.get(work) if isinstance(found, dict) else None
+    result = _read_file(cache_folder() / FILE).get(machine_key(), {})
+    entry = result.get(work) if isinstance(result, dict) else None
     return entry if isinstance(entry, dict) else None
 
 
@@ -120,10 +120,10 @@ def keep_measured(work: str, entry: Mapping[str, Any], *, stale: Mapping[str, An
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def _replace_file(path: Path, content: Mapping[str, Any]) -> None:

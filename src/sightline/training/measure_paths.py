@@ -150,11 +150,11 @@ def available_paths(
     """
     if model.device.type != "cpu" or work.compiled:
         return {}
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for one in CANDIDATES:
         if (one.field != "plain") is private and one.exists(model, work, width):
-            found.setdefault(one.field, []).append(one.path)
-    return found
+            result.setdefault(one.field, []).append(one.path)
+    return result
 
 
 def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:

@@ -420,8 +420,8 @@ def take_over(
     if one.plain and labels and outputs is not None and outputs.dim() == 2:
         return OwnModule(model, one, worker_for(model), state, shape, y[:0], prefix)
     if loss is None:
-        found = f"{y.dtype} {tuple(y.shape)}"
-        invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {found}", "give the loss")
+        result = f"{y.dtype} {tuple(y.shape)}"
+        invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {result}", "give the loss")
     return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0], prefix)
 
 

@@ -29,8 +29,8 @@ class Allotment:
         """Return the allotment of one epoch; `steps` is the length of the whole run."""
         length, uses = steps // (settings.epochs or 1), settings.uses or 1
         if uses > length:
-            law = f"nobody can be used more often than there are steps in an epoch of the schedule, {length}"
-            invalid(f"{section}.uses", uses, law, "use fewer uses or epochs, or more rounds")
+            reason = f"nobody can be used more often than there are steps in an epoch of the schedule, {length}"
+            invalid(f"{section}.uses", uses, reason, "use fewer uses or epochs, or more rounds")
         return cls(length, uses, settings.rate or 1.0)
 
     @property
@@ -101,12 +101,12 @@ class Schedules:
 
         `participant` and `line` name the schedule: the owner of the members, and the channel.
         """
-        epoch, place = divmod(step, allotment.steps)
+        epoch, index = divmod(step, allotment.steps)
         walk = self._walks.get((participant, line))
         # A walk only goes forward. An earlier step, another epoch or a restart begins it again from its own stream.
-        if walk is None or walk.epoch != epoch or walk.step > place or walk.allotment != allotment:
+        if walk is None or walk.epoch != epoch or walk.step > index or walk.allotment != allotment:
             rng = self._streams.rng(Purpose.SCHEDULE, round=epoch, participant=participant, use=line)
             walk = self._walks[participant, line] = ScheduleWalk.begin(epoch, allotment, members, rng)
-        while walk.step < place:
+        while walk.step < index:
             walk.next_step()
         return walk.next_step()

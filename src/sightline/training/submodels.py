@@ -51,8 +51,8 @@ def train_parts(
         epochs = None if epochs_of is None else [epochs_of[client] for client in clients]
         inside = terms_inside(terms, sub, clients)
         small = client_rows(starts, clients)[..., sub.positions]
-        for found, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
-            numbers = np.array(clients)[found]
+        for result, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
+            numbers = np.array(clients)[result]
             # Coordinates outside the part are copied from the start, never computed. The guarantee rests on them being
             # exactly unchanged: no optimiser term can reach them.
             whole = client_rows(starts, numbers.tolist()).expand(len(numbers), -1).clone()

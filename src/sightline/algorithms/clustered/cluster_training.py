@@ -48,8 +48,8 @@ def complete_settings(settings: Any, experiment: Experiment) -> Any:
     privacy = experiment.privacy
     if epsilon is None and privacy.unit != "none":
         if privacy.epsilon is None:
-            law = f"its default is {SHARE:g} of privacy.epsilon, which is not given"
-            invalid("algorithm.selection_epsilon", "missing", law, "e.g. selection_epsilon = 0.1")
+            reason = f"its default is {SHARE:g} of privacy.epsilon, which is not given"
+            invalid("algorithm.selection_epsilon", "missing", reason, "e.g. selection_epsilon = 0.1")
         epsilon = SHARE * privacy.epsilon
     rounds = settings.selection_rounds
     return replace(
@@ -66,15 +66,17 @@ def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
     """Raise `Refused` unless clients add their own noise: the server works on single clients' releases."""
     privacy = experiment.privacy
     if privacy.unit != "none" and privacy.place != "client":
-        law = f"{algorithm}'s server sorts clients by what each of them releases by itself"
-        refuse("privacy.where", privacy.place, law, 'use where = "client"')
+        reason = f"{algorithm}'s server sorts clients by what each of them releases by itself"
+        refuse("privacy.where", privacy.place, reason, 'use where = "client"')
 
 
 def refuse_no_answers(algorithm: str, experiment: Experiment) -> None:
     """Raise `Refused` for tasks without correct answers, such as regression: clients choose by them."""
     if experiment.model.target not in ("classification", "binary", "multilabel"):
-        law = f"{algorithm}'s clients choose by right answers, which this task does not have"
-        refuse("model.task", experiment.model.target, law, "use fedavg, or task = classification, binary or multilabel")
+        reason = f"{algorithm}'s clients choose by right answers, which this task does not have"
+        refuse(
+            "model.task", experiment.model.target, reason, "use fedavg, or task = classification, binary or multilabel"
+        )
 
 
 START, ASSIGNMENT, ALIKE, HOW = "start", "assignment", "alike", "how"

@@ -55,8 +55,8 @@ def complete_oracle(settings: OracleClusters, experiment: Experiment) -> OracleC
     """Look up the clusters in the partition of the data."""
     sizes = experiment.data.clusters
     if sizes is None:
-        law = "oracle_clusters needs data whose clusters are known"
-        invalid("data.partition", experiment.data.partition, law, 'use "rotation" or "label_shift"')
+        reason = "oracle_clusters needs data whose clusters are known"
+        invalid("data.partition", experiment.data.partition, reason, 'use "rotation" or "label_shift"')
     count = cluster_count(experiment.topology.settings, experiment.data.clients)
     if count is not None and count != len(sizes):
         invalid("topology.count", count, f"the data have {len(sizes)} clusters", 'or "auto"')

@@ -49,9 +49,9 @@ class Mixture:
     def separations(self) -> NDArray[np.float64]:
         """SS(m, m') = |mu_m - mu_m'| / (2 max(r_m, r_m')); infinite on the diagonal."""
         distances = np.linalg.norm(self.centres[:, None] - self.centres[None], axis=2)
-        found: NDArray[np.float64] = distances / (2 * np.maximum(self.radii[:, None], self.radii[None]))
-        np.fill_diagonal(found, np.inf)
-        return found
+        result: NDArray[np.float64] = distances / (2 * np.maximum(self.radii[:, None], self.radii[None]))
+        np.fill_diagonal(result, np.inf)
+        return result
 
     @property
     def mss(self) -> float:
@@ -214,8 +214,8 @@ def scale_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     low, span = points.min(axis=0), np.ptp(points, axis=0)
     flat = span <= ROUNDING * span.max(initial=0.0)
-    found: NDArray[np.float64] = np.where(flat, 0.0, (points - low) / np.where(flat, 1.0, span))
-    return found
+    result: NDArray[np.float64] = np.where(flat, 0.0, (points - low) / np.where(flat, 1.0, span))
+    return result
 
 
 def _gram_matrix(updates: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:

@@ -119,9 +119,9 @@ def in_plane(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def at_places(rows: np.ndarray[Any, Any], present: Sequence[int], clients: int) -> np.ndarray[Any, Any]:
     """Return one row per client, NaN for absent clients."""
-    found = np.full((clients, rows.shape[1]), np.nan)
-    found[list(present)] = rows
-    return found
+    result = np.full((clients, rows.shape[1]), np.nan)
+    result[list(present)] = rows
+    return result
 
 
 def start_clusters(state: State, r: Round, steps: dict[int, Public], sizes: dict[int, int]) -> State:
@@ -220,17 +220,21 @@ def check_experiment(experiment: Experiment) -> None:
     refuse_trusted_server("rdpcfl", experiment)
     refuse_no_answers("rdpcfl", experiment)
     if experiment.privacy.stop_at_epsilon is not None:
-        law = "when rdpcfl's choices begin follows from released values, and so would the round that this stops before"
-        refuse("privacy.stop_at_epsilon", experiment.privacy.stop_at_epsilon, law, "use privacy.epsilon, or ifca")
+        reason = (
+            "when rdpcfl's choices begin follows from released values, and so would the round that this stops before"
+        )
+        refuse("privacy.stop_at_epsilon", experiment.privacy.stop_at_epsilon, reason, "use privacy.epsilon, or ifca")
     if experiment.local.steps is not None:
-        law = "rdpcfl's first round is made of whole epochs, one step each"
-        invalid("local.steps", experiment.local.steps, law, "give local.epochs")
+        reason = "rdpcfl's first round is made of whole epochs, one step each"
+        invalid("local.steps", experiment.local.steps, reason, "give local.epochs")
     if experiment.privacy.unit == "client" and experiment.privacy.adjacency == "replace":
-        law = "rdpcfl weighs the first models by the sizes of shards, and a neighbour may have more or fewer examples"
-        refuse("privacy.adjacency", "replace", law, 'use adjacency = "add_remove", or unit = "sample"')
+        reason = (
+            "rdpcfl weighs the first models by the sizes of shards, and a neighbour may have more or fewer examples"
+        )
+        refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or unit = "sample"')
     if experiment.privacy.mechanism != "gaussian":
-        law = "rdpcfl's first round is one of full-batch gradient steps"
-        refuse("privacy.mechanism", experiment.privacy.mechanism, law, 'use mechanism = "gaussian"')
+        reason = "rdpcfl's first round is one of full-batch gradient steps"
+        refuse("privacy.mechanism", experiment.privacy.mechanism, reason, 'use mechanism = "gaussian"')
 
 
 FACTS = AlgorithmFacts(

@@ -69,8 +69,8 @@ def with_noise(costs: Prospects, r: Round) -> Prospects:
 
 def most_devices(r: Round, *, trusted: bool) -> int:
     """Return the largest number of devices that any of these subnets may ask; zero without such subnets."""
-    found = [r.control.largest_rate(c) * len(c.members) for c in r.channels if c.trusted is trusted]
-    return max(1, math.floor(max(found) + 1e-9)) if found else 0
+    result = [r.control.largest_rate(c) * len(c.members) for c in r.channels if c.trusted is trusted]
+    return max(1, math.floor(max(result) + 1e-9)) if result else 0
 
 
 def cost_table(
@@ -124,8 +124,8 @@ def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
 
 def of_round(gatherings: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
     """Return the global gradient of a round: the mean over its gatherings, weighted by channel shares."""
-    found = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(gatherings, shares, strict=True)]
-    return mean_slope(found, [1 / len(found)] * len(found))
+    result = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(gatherings, shares, strict=True)]
+    return mean_slope(result, [1 / len(result)] * len(result))
 
 
 def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
@@ -137,11 +137,11 @@ def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
 def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]) -> float:
     """Return zeta: the root mean squared distance of the channels' gradients from the global one."""
     channels = list(map(slope_of, gathering))
-    found = []
-    for place in range(len(channels)):
-        against_mean = [float(other == place) - share for other, share in enumerate(shares)]
-        found.append(shares[place] * mean_slope(channels, against_mean).square)
-    return math.sqrt(math.fsum(found))
+    result = []
+    for index in range(len(channels)):
+        against_mean = [float(other == index) - share for other, share in enumerate(shares)]
+        result.append(shares[index] * mean_slope(channels, against_mean).square)
+    return math.sqrt(math.fsum(result))
 
 
 def sgd_noise(gatherings: Sequence[Sequence[ChannelMean]]) -> float:
@@ -149,13 +149,13 @@ def sgd_noise(gatherings: Sequence[Sequence[ChannelMean]]) -> float:
 
     An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
     """
-    found = [
+    result = [
         slope_of(after).minus(slope_of(before)).square / 2
         for earlier, later in pairwise(gatherings)
         for before, after in zip(earlier, later, strict=False)
         if before.channel.name == after.channel.name
     ]
-    return math.sqrt(math.fsum(found) / len(found)) if found else 0.0
+    return math.sqrt(math.fsum(result) / len(result)) if result else 0.0
 
 
 PREFIX = "pace of control"

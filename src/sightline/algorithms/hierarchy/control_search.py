@@ -116,8 +116,8 @@ def candidate_intervals(*, left: int, rounds_left: int, tau_max: int, aggregatio
     most = max(aggregations, min(tau_max, -(-left // aggregations) * aggregations))
     # The paper's (34) has no such lower bound and can need more intervals than its noise was computed for.
     needed = -(-left // max(1, rounds_left))
-    found = [tau for tau in range(aggregations, most + 1, aggregations) if tau >= needed]
-    return found or [most - most % aggregations or aggregations]
+    result = [tau for tau in range(aggregations, most + 1, aggregations) if tau >= needed]
+    return result or [most - most % aggregations or aggregations]
 
 
 KEYS = ["energy", "delay", "accuracy", "tau_max", "smoothness"]
@@ -146,8 +146,8 @@ class Control:
                 invalid(f"algorithm.control.{key}", value, "no such key", did_you_mean(str(key), KEYS))
         weights = [_read_weight(key, given.get(key, 1.0)) for key in ("energy", "delay", "accuracy")]
         if not weights[2] > 0:
-            law = "without a weight on accuracy the cheapest choice is to train hardly at all"
-            invalid("algorithm.control.accuracy", weights[2], law, "give a positive weight")
+            reason = "without a weight on accuracy the cheapest choice is to train hardly at all"
+            invalid("algorithm.control.accuracy", weights[2], reason, "give a positive weight")
         tau_max = given.get("tau_max", 40)
         if isinstance(tau_max, bool) or not isinstance(tau_max, int) or tau_max < 1:
             invalid("algorithm.control.tau_max", tau_max, "is a whole number from 1", EXAMPLE)
@@ -169,8 +169,8 @@ def check_control(experiment: Experiment, algorithm: Algorithm, control: Control
     """Raise for experiments in which control has nothing to choose, or no guarantee."""
     name, scheme, steps = "algorithm.control", experiment.sampling.clients.scheme, experiment.local.steps
     if experiment.topology.kind != "tree":
-        law = "control chooses between trusted and untrusted subnets"
-        invalid(name, experiment.topology.kind, law, 'use topology.kind = "tree"')
+        reason = "control chooses between trusted and untrusted subnets"
+        invalid(name, experiment.topology.kind, reason, 'use topology.kind = "tree"')
     if experiment.resources is None:
         invalid(name, "no [resources]", "energy and delay need a model", 'add [resources] model = "wireless"')
     if algorithm.facts.personal:
@@ -178,14 +178,14 @@ def check_control(experiment: Experiment, algorithm: Algorithm, control: Control
     if steps is None:
         invalid(name, "local.epochs", "control chooses the number of local steps", "give local.steps")
     if control.tau_max < steps:
-        law = f"is the largest interval, and local.steps={steps} is the first"
-        invalid(f"{name}.tau_max", control.tau_max, law, "raise it, or lower local.steps")
+        reason = f"is the largest interval, and local.steps={steps} is the first"
+        invalid(f"{name}.tau_max", control.tau_max, reason, "raise it, or lower local.steps")
     if experiment.privacy.unit == "none":
-        law = (
+        reason = (
             "the accuracy that control weighs is what the privacy noise takes; without noise nothing balances the costs"
         )
-        refuse(name, 'unit = "none"', law, "remove control, or add privacy")
+        refuse(name, 'unit = "none"', reason, "remove control, or add privacy")
     # A thinned Poisson cohort is dominated by the planned one. Fixed cohorts and schedules have no such order.
     if scheme not in ("full", "poisson"):
-        law = f"a smaller {scheme} cohort is not dominated by the planned one"
-        refuse(name, f'scheme = "{scheme}"', law, 'use sampling.clients.scheme = "full" or "poisson"')
+        reason = f"a smaller {scheme} cohort is not dominated by the planned one"
+        refuse(name, f'scheme = "{scheme}"', reason, 'use sampling.clients.scheme = "full" or "poisson"')

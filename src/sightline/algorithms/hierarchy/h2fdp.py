@@ -31,11 +31,11 @@ class H2FDP:
                 invalid("algorithm.local_aggregation", every, "is a whole number of steps >= 1, or a list", "e.g. 5")
         numbers = not isinstance(self.subnet_weights, str) and self.subnet_weights
         if not (numbers and all(_is_weight(one) for one in numbers)) and self.subnet_weights not in ("data", "equal"):
-            law = 'is "data", "equal", or a positive number for each subnet'
-            invalid("algorithm.subnet_weights", self.subnet_weights, law, 'e.g. "equal"')
+            reason = 'is "data", "equal", or a positive number for each subnet'
+            invalid("algorithm.subnet_weights", self.subnet_weights, reason, 'e.g. "equal"')
         if str(self.schedule) not in SCHEDULES:
-            law = "no such step size schedule"
-            invalid("algorithm.schedule", self.schedule, law, did_you_mean(str(self.schedule), list(SCHEDULES)))
+            reason = "no such step size schedule"
+            invalid("algorithm.schedule", self.schedule, reason, did_you_mean(str(self.schedule), list(SCHEDULES)))
 
 
 def _is_weight(value: Any) -> bool:
@@ -86,11 +86,11 @@ def group_subnets(r: Round, settings: H2FDP) -> list[tuple[int, tuple[Channel, .
 def _check_per_subnet(r: Round, name: str, given: Sequence[object]) -> None:
     """Raise unless there is one value for each subnet, and every subnet is summed by itself."""
     if len(given) != len(r.channels):
-        law = f"has {len(given)} values for {len(r.channels)} subnets"
-        invalid(f"algorithm.{name}", list(given), law, "give one for each subnet")
+        reason = f"has {len(given)} values for {len(r.channels)} subnets"
+        invalid(f"algorithm.{name}", list(given), reason, "give one for each subnet")
     if {c.name for c in r.control.gathering_channels} != {c.name for c in r.channels}:
-        law = "a trusted region sums several subnets before the noise, and they must be treated alike"
-        refuse(f"algorithm.{name}", list(given), law, "give one value for all, or do not trust both levels")
+        reason = "a trusted region sums several subnets before the noise, and they must be treated alike"
+        refuse(f"algorithm.{name}", list(given), reason, "give one value for all, or do not trust both levels")
 
 
 def gathering_channels(r: Round, subnets: tuple[Channel, ...]) -> tuple[Channel, ...]:
@@ -174,19 +174,21 @@ def check_experiment(experiment: Experiment) -> None:
         )
     for one in lengths_of(every):
         if isinstance(one, int) and one >= 1 and local.steps % one:
-            law = f"an interval of local.steps={local.steps} is cut into segments of equal length"
-            invalid("algorithm.local_aggregation", one, law, "give a divisor of local.steps")
+            reason = f"an interval of local.steps={local.steps} is cut into segments of equal length"
+            invalid("algorithm.local_aggregation", one, reason, "give a divisor of local.steps")
     if len(lengths_of(every)) > 1:
         check_lengths(experiment, every)
     if experiment.sampling.clients.scheduled and every != local.steps:
-        law = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
-        refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, law, 'use scheme = "poisson" or "full"')
+        reason = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
+        refuse(
+            "sampling.clients.scheme", experiment.sampling.clients.scheme, reason, 'use scheme = "poisson" or "full"'
+        )
     if experiment.privacy.noise == "correlated" and every != local.steps:
-        law = f"a stream of noise has one row a round, and {name} releases every segment"
-        refuse("privacy.noise", "correlated", law, "use local_aggregation = local.steps, or independent noise")
+        reason = f"a stream of noise has one row a round, and {name} releases every segment"
+        refuse("privacy.noise", "correlated", reason, "use local_aggregation = local.steps, or independent noise")
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        law = f"{name} has a schedule of its own"
-        invalid("local.schedule", local.schedule or "warmup", law, "use algorithm.schedule, and remove it here")
+        reason = f"{name} has a schedule of its own"
+        invalid("local.schedule", local.schedule or "warmup", reason, "use algorithm.schedule, and remove it here")
     if experiment.privacy.unit != "none":
         check_private(experiment)
 
@@ -197,29 +199,31 @@ def check_lengths(experiment: Experiment, every: object) -> None:
              "algorithm.control": experiment.algorithm.settings.get("control") is not None}  # fmt: skip
     for name, given in asked.items():
         if given:
-            law = f"{name} counts on segments of one length"
-            refuse("algorithm.local_aggregation", every, law, f"give one number, or remove {name}")
+            reason = f"{name} counts on segments of one length"
+            refuse("algorithm.local_aggregation", every, reason, f"give one number, or remove {name}")
 
 
 def check_private(experiment: Experiment) -> None:
     """Raise `Refused` for settings that break the bound in private runs."""
     name, privacy = experiment.algorithm.name, experiment.privacy
     if experiment.local.momentum:
-        law = "momentum carries a gradient into steps after its segment, beyond eta m G"
-        refuse("local.momentum", experiment.local.momentum, law, "use momentum = 0")
+        reason = "momentum carries a gradient into steps after its segment, beyond eta m G"
+        refuse("local.momentum", experiment.local.momentum, reason, "use momentum = 0")
     if experiment.local.adaptive:
-        law = "its steps are not gradients of at most the clip norm, and a segment's sum of them not at most eta m G"
-        refuse("local.optimizer", experiment.local.optimizer, law, 'use optimizer = "sgd"')
+        reason = "its steps are not gradients of at most the clip norm, and a segment's sum of them not at most eta m G"
+        refuse("local.optimizer", experiment.local.optimizer, reason, 'use optimizer = "sgd"')
     # Refused instead of silently becoming where = "edge": the user has to name the place of the noise.
     if privacy.place == "server":
-        law = "edges publish to their devices between global rounds, before the cloud could add noise"
-        refuse("privacy.where", "server", law, 'use where = "edge" with trusted edges')
+        reason = "edges publish to their devices between global rounds, before the cloud could add noise"
+        refuse("privacy.where", "server", reason, 'use where = "edge" with trusted edges')
     if privacy.unit == "sample" and privacy.place != "edge":
-        law = f"{name} noises sums of clipped steps, where trust ends"
-        refuse("privacy.where", privacy.place, law, 'use where = "edge", with trusted = 0.0 for noise at every device')
+        reason = f"{name} noises sums of clipped steps, where trust ends"
+        refuse(
+            "privacy.where", privacy.place, reason, 'use where = "edge", with trusted = 0.0 for noise at every device'
+        )
     if privacy.unit == "sample" and experiment.samples_scheme not in ("poisson", "full"):
-        law = "a segment's rate is that of independent Poisson batches"
-        refuse("sampling.samples.scheme", experiment.samples_scheme, law, 'use scheme = "poisson"')
+        reason = "a segment's rate is that of independent Poisson batches"
+        refuse("sampling.samples.scheme", experiment.samples_scheme, reason, 'use scheme = "poisson"')
 
 
 FACTS = AlgorithmFacts(
@@ -237,8 +241,8 @@ def check_hfl(experiment: Experiment) -> None:
     """Check HFL: H2FDP without privacy."""
     check_experiment(experiment)
     if experiment.privacy.unit != "none":
-        law = "hfl is hierarchical averaging without privacy"
-        invalid("privacy.unit", experiment.privacy.unit, law, 'use unit = "none", or algorithm.name = "h2fdp"')
+        reason = "hfl is hierarchical averaging without privacy"
+        invalid("privacy.unit", experiment.privacy.unit, reason, 'use unit = "none", or algorithm.name = "h2fdp"')
 
 
 def check_hfl_dp(experiment: Experiment) -> None:
@@ -253,28 +257,28 @@ def check_pedpfl(experiment: Experiment) -> None:
     topology = experiment.topology
     given = topology.settings
     if topology.kind == "tree" and (given.get("subnets", 1) != 1 or "levels" in given or "file" in given):
-        law = "pedpfl has all devices in one subnet"
-        invalid("topology.subnets", given.get("subnets", "not 1"), law, 'use subnets = 1 alone, or kind = "star"')
+        reason = "pedpfl has all devices in one subnet"
+        invalid("topology.subnets", given.get("subnets", "not 1"), reason, 'use subnets = 1 alone, or kind = "star"')
 
 
 def _check_local(experiment: Experiment) -> None:
     privacy, name, topology = experiment.privacy, experiment.algorithm.name, experiment.topology
     if privacy.unit == "none":
-        law = f"{name} protects devices, or data points, by noise of the device's own"
-        invalid("privacy.unit", privacy.unit, law, 'use unit = "client" or "sample"')
+        reason = f"{name} protects devices, or data points, by noise of the device's own"
+        invalid("privacy.unit", privacy.unit, reason, 'use unit = "client" or "sample"')
     if privacy.unit == "client":
         if privacy.place != "client":
-            law = f"in {name} nobody is trusted and every device adds noise"
-            refuse("privacy.where", privacy.place, law, 'use where = "client"')
+            reason = f"in {name} nobody is trusted and every device adds noise"
+            refuse("privacy.where", privacy.place, reason, 'use where = "client"')
         return
     # For data points noise goes where trust ends, which must be the device: a tree of untrusted servers.
     if topology.kind != "tree":
-        law = f"{name} for data points runs on a tree without trusted servers"
-        invalid("topology.kind", topology.kind, law, 'use kind = "tree" with subnets = 1')
+        reason = f"{name} for data points runs on a tree without trusted servers"
+        invalid("topology.kind", topology.kind, reason, 'use kind = "tree" with subnets = 1')
     trusted = topology.settings.get("trusted", None if "file" in topology.settings else 0.0)
     if trusted not in (0, [], ()):
-        law = f"in {name} nobody is trusted and every device adds noise"
-        refuse("topology.trusted", trusted, law, "use trusted = 0.0")
+        reason = f"in {name} nobody is trusted and every device adds noise"
+        refuse("topology.trusted", trusted, reason, "use trusted = 0.0")
 
 
 HFL = replace(with_facts(ALGORITHM, check=check_hfl, says=""), name="hfl")

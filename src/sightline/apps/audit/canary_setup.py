@@ -185,8 +185,8 @@ def _nearest_subject(built: BuiltExperiment, ledger: Ledger, sight: AttackedPair
 
 
 def _nothing_claimed(built: BuiltExperiment) -> NoReturn:
-    law = "nothing is claimed of what these rounds release, so there is nothing to audit"
-    refuse("privacy.unit", built.unit, law, "protect a unit, audit more rounds, or name another pair")
+    reason = "nothing is claimed of what these rounds release, so there is nothing to audit"
+    refuse("privacy.unit", built.unit, reason, "protect a unit, audit more rounds, or name another pair")
 
 
 def _asked_lines(built: BuiltExperiment, pair: AskedPair) -> list[Line]:

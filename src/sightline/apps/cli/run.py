@@ -110,11 +110,11 @@ def _read_more(rounds: str) -> int:
 def _show_plan(config: Path, words: list[str], *, as_json: bool) -> int:
     from sightline.api import plan
 
-    found = plan(config, words)
+    result = plan(config, words)
     if as_json:
-        click.echo(json.dumps(found, allow_nan=False))
+        click.echo(json.dumps(result, allow_nan=False))
     else:
-        _print_table(plan_lines(found))
+        _print_table(plan_lines(result))
         click.echo("Nothing was trained and nothing was written.")
     return 0
 

@@ -186,7 +186,7 @@ def compare(*places: Path | str) -> Comparison:
     """
     if not places:
         invalid("places", "", "no run is named", "give run directories, or a folder of runs")
-    return compare_runs([Path(place) for place in places])
+    return compare_runs([Path(index) for index in places])
 
 
 def group_runs(runs: Sequence[RunView]) -> Comparison:

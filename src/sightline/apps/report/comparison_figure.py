@@ -152,7 +152,7 @@ class SweptAxis:
     @property
     def axis(self) -> Axis:
         """Return the axis, with a tick at every value."""
-        texts = {place: text for text, place in self.at.items()}
+        texts = {index: text for text, index in self.at.items()}
         return Axis(self.title, format_short, lambda x: f"{self.title} {texts[x]}", ticks=tuple(texts.items()))
 
 
@@ -170,7 +170,7 @@ def swept_axis(comparison: Comparison, key: str = "") -> SweptAxis | None:
     values, key = _values_of(comparison, keys[0]), keys[0]
     if not _are_numbers(values):
         return SweptAxis(
-            key, {text: float(place) for place, text in enumerate(dict.fromkeys(map(say_setting, values)))}, False
+            key, {text: float(index) for index, text in enumerate(dict.fromkeys(map(say_setting, values)))}, False
         )
     numbers = sorted(set(map(float, values)))
     gaps = [high - low for low, high in pairwise(numbers)]

@@ -117,10 +117,10 @@ def _lay_sentence(run: RunView, row: SightRow) -> str:
     if row.hits[-1] >= 1:
         return f"nothing limits what it can learn of any one {run.who}."
     # The row's own texts are rounded up: a sentence never promises more than the table.
-    alarm, found = row.meters[-1]["alarms"], row.meters[-1]["text"].removesuffix(" %")
+    alarm, result = row.meters[-1]["alarms"], row.meters[-1]["text"].removesuffix(" %")
     return (
         f"suppose it guesses {observer_question(run)}, and is wrong about {alarm} of 100 for whom the answer is no. "
-        f"Then it is right about at most {found} of 100 for whom the answer is yes. "
+        f"Then it is right about at most {result} of 100 for whom the answer is yes. "
         f"A blind guess is right about {alarm}."
     )
 

@@ -160,8 +160,8 @@ NAMED = 12
 
 def listing_page(site: PageServer, request: Request) -> Response:
     """Return the list of runs."""
-    found, unreadable = site.runs()
-    chosen = filter_runs(found, request)
+    result, unreadable = site.runs()
+    chosen = filter_runs(result, request)
     return site.draw(
         request,
         "listing.html",
@@ -169,10 +169,10 @@ def listing_page(site: PageServer, request: Request) -> Response:
         folder=str(site.runs_folder.folder),
         rows=[run_row(one) for one in chosen],
         metric=_common_metric(chosen),
-        shown=f"{len(chosen)} of {format_plural(len(found), 'run')}"
-        if len(chosen) < len(found)
-        else format_plural(len(found), "run"),
-        any=bool(found),
+        shown=f"{len(chosen)} of {format_plural(len(result), 'run')}"
+        if len(chosen) < len(result)
+        else format_plural(len(result), "run"),
+        any=bool(result),
         unreadable=unreadable[:NAMED],
         more_unreadable=max(0, len(unreadable) - NAMED),
         q=query_value(request, "q"),
@@ -181,12 +181,12 @@ def listing_page(site: PageServer, request: Request) -> Response:
             (
                 "algorithm",
                 "Algorithm",
-                sorted({one.algorithm for one in found} - {""}),
+                sorted({one.algorithm for one in result} - {""}),
                 query_value(request, "algorithm"),
             ),
-            ("unit", "Protects", sorted({one.unit for one in found}), query_value(request, "unit")),
+            ("unit", "Protects", sorted({one.unit for one in result}), query_value(request, "unit")),
         ],
-        running=any(one.status == "running" for one in found),
+        running=any(one.status == "running" for one in result),
     )
 
 

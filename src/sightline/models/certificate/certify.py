@@ -72,8 +72,8 @@ def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection
             evaluation = certify_mode(module, inputs, training=False)
             certificate = Certificate(**vars(training), evaluation=evaluation)
             check_fidelity(module, certificate, inputs)
-        except Located as found:
-            return objection_at(found)
+        except Located as result:
+            return objection_at(result)
         except Exception as error:
             return objection_from(error)
     return certificate
@@ -137,18 +137,18 @@ def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[st
         raise_at(None, "forward uses objects that are no tensors", "use tensors")
     parameters = one_names(dict(module.named_parameters(remove_duplicate=False)))
     buffers = one_names(dict(module.named_buffers(remove_duplicate=False)))
-    found: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
+    result: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
     for node in exported.graph.nodes:
         if node.op != "placeholder" or node.name in signature.user_inputs:
             continue
         if (name := signature.inputs_to_parameters.get(node.name)) is not None:
-            found["parameters"][node] = parameters[name]
+            result["parameters"][node] = parameters[name]
         elif (name := signature.inputs_to_buffers.get(node.name)) is not None:
-            found["buffers"][node] = buffers[name]
+            result["buffers"][node] = buffers[name]
         else:
             name = signature.inputs_to_lifted_tensor_constants[node.name]
-            found["constants"][node] = plain_constant(exported.constants[name], module)
-    return found
+            result["constants"][node] = plain_constant(exported.constants[name], module)
+    return result
 
 
 def one_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:

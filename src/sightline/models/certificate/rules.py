@@ -100,8 +100,8 @@ class CertifiedGraph:
             if node.op == "placeholder"
         ]
         output: tuple[Any, ...] = self.exported.graph_module(*given)
-        found: Tensor = output[0]
-        return found
+        result: Tensor = output[0]
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +138,10 @@ class Call:
 
     def tag(self, argument: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor argument; None if it is batch-free or absent."""
-        found = self.tags[argument] if isinstance(argument, fx.Node) else None
-        if found is not None and not isinstance(found, BatchAxis):
+        result = self.tags[argument] if isinstance(argument, fx.Node) else None
+        if result is not None and not isinstance(result, BatchAxis):
             object_to("the positions of examples in the batch are computed with", "let them only index the batch")
-        return found
+        return result
 
     def axis_of(self, argument: Any) -> BatchAxis:
         """Return the batch axis of an argument that must hold the batch."""
@@ -159,8 +159,8 @@ class Call:
     def output(self) -> Tensor:
         """The value that stands for the result, the first of several."""
         value = self.node.meta["val"]
-        found: Tensor = value[0] if isinstance(value, tuple | list) else value
-        return found
+        result: Tensor = value[0] if isinstance(value, tuple | list) else value
+        return result
 
     def tensors(self) -> list[fx.Node]:
         """Return all tensor arguments, including those in lists."""
@@ -184,8 +184,8 @@ class Call:
 
     def is_batch(self, value: Any) -> bool:
         """Return whether a size, or the node that computes it, is the batch size itself."""
-        found = value.meta.get("val") if isinstance(value, fx.Node) else value
-        return isinstance(found, torch.SymInt) and bool(found.node.expr == self.size)
+        result = value.meta.get("val") if isinstance(value, fx.Node) else value
+        return isinstance(result, torch.SymInt) and bool(result.node.expr == self.size)
 
 
 def front_dim(value: Any, rank: int) -> int:
@@ -204,9 +204,9 @@ def tensor_nodes(value: Any) -> Iterator[fx.Node]:
 
 def argument_nodes(value: Any) -> Iterator[fx.Node]:
     """Yield all nodes in an argument, however nested."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    yield from found
+    result: list[fx.Node] = []
+    fx.node.map_arg(value, result.append)
+    yield from result
 
 
 Check = Callable[[Call], Tags]

@@ -24,10 +24,10 @@ ENDLESS = 1 << 62
 
 def symbolic_dim(call: Call) -> int | None:
     """Return the one dimension of the result that depends on the batch size, or None."""
-    found = [dim for dim, size in enumerate(call.output.shape) if call.has_batch(size)]
-    if len(found) > 1:
+    result = [dim for dim, size in enumerate(call.output.shape) if call.has_batch(size)]
+    if len(result) > 1:
         object_to("spreads the batch over several axes", "keep the batch on one axis")
-    return found[0] if found else None
+    return result[0] if result else None
 
 
 # -- views -----------------------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ def matrix_transpose_tag(call: Call) -> Tags:
 @add_rule("unsqueeze.default", rows="self", positions="self")
 def unsqueeze_tag(call: Call) -> Tags:
     """Return the tag with a new axis of length one."""
-    found = call.tags[call["self"]]
+    result = call.tags[call["self"]]
     dim = call.dim("dim", call.rank(call["self"]) + 1)
-    if isinstance(found, BatchPositions):
-        return BatchPositions(found.dim + (dim <= found.dim))
+    if isinstance(result, BatchPositions):
+        return BatchPositions(result.dim + (dim <= result.dim))
     tag = call.axis_of(call["self"])
     return tag.moved_to(tag.dim + (dim <= tag.dim))
 
@@ -187,16 +187,16 @@ def takes_all(call: Call, argument: str, dim: int) -> bool:
 @add_rule("slice.Tensor", rows="self", sizes="end", positions="self")
 def slice_tag(call: Call) -> Tags:
     """Return the tag of a range of an example's axis, or of the whole batch."""
-    found, dim = call.tags[call["self"]], call.dim("dim", call.rank(call["self"]))
-    if found is None:
+    result, dim = call.tags[call["self"]], call.dim("dim", call.rank(call["self"]))
+    if result is None:
         object_to("takes as much of a fixed tensor as the batch is large")
-    if not isinstance(found, BatchAxis | BatchPositions):
+    if not isinstance(result, BatchAxis | BatchPositions):
         object_to("takes a part of several values")
-    if dim != found.dim and isinstance(call["end"], fx.Node):
+    if dim != result.dim and isinstance(call["end"], fx.Node):
         object_to("takes as much of an example as the batch is large")
-    if (dim == found.dim or isinstance(found, BatchPositions)) and not takes_all(call, "self", dim):
+    if (dim == result.dim or isinstance(result, BatchPositions)) and not takes_all(call, "self", dim):
         object_to("takes some of the batch", OWN_AXES)
-    return found
+    return result
 
 
 @add_rule("slice_scatter.default", rows="self src", sizes="end")
@@ -321,15 +321,15 @@ def index_tag(call: Call) -> Tags:
     if not dims or dims != list(range(dims[0], dims[0] + len(dims))):
         object_to("looks up axes that do not lie side by side", "index neighbouring axes")
     nodes = [one for _, one in used]
-    found = call.tag(call["self"])
-    if found is None:
+    result = call.tag(call["self"])
+    if result is None:
         return table_tag(call, dims, nodes)
     if isinstance(call.tags[nodes[0]], BatchPositions):
-        return own_place_tag(call, found, dims, nodes)
-    if any(call.tags[one] is not None for one in nodes) or found.dim in dims:
+        return own_place_tag(call, result, dims, nodes)
+    if any(call.tags[one] is not None for one in nodes) or result.dim in dims:
         object_to(ROWS_BY_BATCH, "use gather, or index the batch by torch.arange(len(x))")
     rank = max(map(call.rank, nodes))
-    return found.moved_to(found.dim + (rank - len(dims)) * (dims[0] < found.dim))
+    return result.moved_to(result.dim + (rank - len(dims)) * (dims[0] < result.dim))
 
 
 def table_tag(call: Call, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:

@@ -164,9 +164,9 @@ def tag_node(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Tags:
     touched = touches_batch(call, rule)
     if call.name in UNWRITTEN:
         refuse_unwritten(node)
-    found: Tags = rule.check(call) if rule is not None and touched else None
-    check_shapes(node, found, size)
-    return found
+    result: Tags = rule.check(call) if rule is not None and touched else None
+    check_shapes(node, result, size)
+    return result
 
 
 def _is_check(node: fx.Node) -> bool:
@@ -237,10 +237,10 @@ def pick_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
     source, index = node.args
     if not isinstance(source, fx.Node) or not isinstance(index, int):
         object_to("picks by something that is no number")
-    found = tags[source]
+    result = tags[source]
     if not isinstance(source.meta.get("val"), tuple | list):
         object_to("picks from a value that is not several")
-    return found[index] if isinstance(found, tuple) else found
+    return result[index] if isinstance(result, tuple) else result
 
 
 def size_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:

@@ -128,7 +128,7 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
         seconds = float(config.get("wait", 300.0))
         wait_for_sites(roll, experiment.data.clients, seconds=seconds, say=say, label=register.label)
         federation = gathered_sites(experiment, roll, register, config)
-    setting = engine.calibrate_noise(
+    built = engine.calibrate_noise(
         engine.build_experiment(experiment, federation=federation), real_nodes=roll is not None
     )
     directory = directory or engine.new_directory(experiment, out)
@@ -143,7 +143,7 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
         return RemoteClients(setting, post, words=words, simulated=False, tell=tell, tell_answer=answered)
 
     engine.run_loop(
-        setting,
+        built,
         directory,
         worker,
         resume=resume,

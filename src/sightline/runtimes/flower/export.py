@@ -97,7 +97,7 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
         reason = "sites hold labels, one for each example, and this task predicts something else"
         invalid("model.task", experiment.model.target, reason, "use task = classification or binary with real sites")
     _check_new(directory)
-    found = []
+    result = []
     for number, client in enumerate(federation.clients):
         folder = directory / f"site-{number}"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,11 +117,11 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
         if experiment.privacy.allow_large_delta:
             policy["allow_large_delta"] = True
         write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
-        found.append(folder)
+        result.append(folder)
     sizes = [{"client": n, "key": "", "examples": len(one.train)} for n, one in enumerate(federation.clients)]
     write_secret(directory / REGISTER, (REGISTER_HEAD + tomli_w.dumps({"site": sizes})).encode())
     _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
-    return found
+    return result
 
 
 def _save(path: Path, **arrays: Any) -> None:

@@ -303,15 +303,15 @@ def _certificate(
 def check_certificate(pem: bytes, option: str) -> x509.Certificate:
     """Return a certificate that is valid now; raise InvalidInput otherwise."""
     try:
-        (found,) = x509.load_pem_x509_certificates(pem)
+        (result,) = x509.load_pem_x509_certificates(pem)
     except ValueError:
         invalid(option, "certificate", "is not one PEM certificate", "ask the operator for the invitation again")
     now = datetime.datetime.now(datetime.UTC)
-    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
-        span = f"{found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d}"
+    if not result.not_valid_before_utc <= now <= result.not_valid_after_utc:
+        span = f"{result.not_valid_before_utc:%Y-%m-%d} to {result.not_valid_after_utc:%Y-%m-%d}"
         invalid(option, "certificate", f"is valid from {span}, and this clock says {now:%Y-%m-%d %H:%M} UTC",
                 "set the clock, or ask the operator for a new one")  # fmt: skip
-    return found
+    return result
 
 
 # the server

@@ -240,16 +240,16 @@ def exchange_messages(
 
     Guarantees: what one node sends does not block the answer of another.
     """
-    found: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
+    result: Answers = dict.fromkeys(letters, f"no answer within {timeout:g} seconds")
     messages = {
         key: Message(to_record(letter), node, MessageType.TRAIN, group_id=group, ttl=timeout + GRACE_SECONDS)
         for key, (node, letter) in letters.items()
     }
     if not messages:
-        return found
+        return result
     sent = set(grid.push_messages(list(messages.values())))
     waiting = {message.metadata.message_id: key for key, message in messages.items()}
-    found |= {key: "its node could not be reached" for id, key in waiting.items() if id not in sent}
+    result |= {key: "its node could not be reached" for id, key in waiting.items() if id not in sent}
     waiting = {id: key for id, key in waiting.items() if id in sent}
     end, pause = time.monotonic() + timeout, POLL_SECONDS
     over = False
@@ -261,17 +261,17 @@ def exchange_messages(
         for ids in [list(waiting)] if simulated else [[id] for id in waiting]:
             replies = _pull_replies(grid, ids)
             if replies is None:
-                found |= {waiting.pop(id): "sent nonsense: its reply cannot be unpacked" for id in ids}
+                result |= {waiting.pop(id): "sent nonsense: its reply cannot be unpacked" for id in ids}
                 continue
             for reply in replies:
                 id = reply.metadata.reply_to_message_id
                 # The reply must come from the node that was asked: another node may know the message id.
                 if id in ids and id in waiting and reply.metadata.src_node_id == letters[waiting[id]][0]:
-                    found[waiting.pop(id)] = _read_reply(reply, largest)
+                    result[waiting.pop(id)] = _read_reply(reply, largest)
         if waiting and not over:
             time.sleep(pause)
             pause = min(1.2 * pause, SLOWEST_POLL_SECONDS)
-    return found
+    return result
 
 
 def wait_for_nodes(grid: Grid, count: int, *, timeout: float) -> list[int]:

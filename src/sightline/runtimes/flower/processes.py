@@ -60,10 +60,10 @@ class Program:
 
 def find_program(name: str) -> str:
     """Return the path of a program of Flower, which is beside this interpreter or on the path."""
-    found = shutil.which(name, path=_search_path())
-    if found is None:
+    result = shutil.which(name, path=_search_path())
+    if result is None:
         invalid("program", name, "is not installed", 'pip install "sightline[flower]"')
-    return found
+    return result
 
 
 def _search_path() -> str:

@@ -63,8 +63,8 @@ class ClientSide:
 
     def mechanism(self, noise: float | None, context: ReleaseContext) -> ChannelMechanism:
         """Return the experiment's mechanism with this client's noise, resolved for the channel that asks."""
-        found = self.setting.mechanism if noise is None else self._mechanism_with(noise)
-        return found.at(context.channel)
+        result = self.setting.mechanism if noise is None else self._mechanism_with(noise)
+        return result.at(context.channel)
 
     def _with_noise(self, noise: float) -> Mechanism:
         return self.setting.mechanism.with_noise(dict.fromkeys(self.setting.clients, noise))
@@ -139,8 +139,8 @@ def read_choice(task: Task) -> ModelChoice:
 def single_output(left: Iterator[ClientOutput]) -> ClientOutput:
     """Return the only member's output."""
     # Unpacking runs the generator to its end, so that its clean-up and state updates happen.
-    (found,) = left
-    return found
+    (result,) = left
+    return result
 
 
 def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) -> WireMessage:
@@ -173,10 +173,10 @@ def answer_simulated(message: WireMessage, kept: MutableMapping[str, Tensor]) ->
 @lru_cache(maxsize=2)
 def load_client_side(experiment: str, data: str | None, folder: str | None, paths: str = "{}") -> ClientSide:
     """Return the client side of an experiment with the paths of its run; every process reads the data once."""
-    setting = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
-    setting = replace(setting, paths=read_paths(json.loads(paths)))
-    if missing := missing_paths(setting.model, local_work(setting.experiment), setting.paths):
+    built = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
+    built = replace(built, paths=read_paths(json.loads(paths)))
+    if missing := missing_paths(built.model, local_work(built.experiment), built.paths):
         invalid("paths", missing, "the run trains by them and this machine cannot", 'use local.paths = "rule"')
-    public = Streams.from_seed(setting.experiment.seed)
-    from_os = setting.experiment.privacy.noise_source == "os" and folder is not None
-    return ClientSide(setting, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)
+    public = Streams.from_seed(built.experiment.seed)
+    from_os = built.experiment.privacy.noise_source == "os" and folder is not None
+    return ClientSide(built, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)

@@ -120,8 +120,8 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
     """
     privacy = experiment.privacy
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
-        law = "every site knows the seed, and could take the server's noise off again"
-        refuse("privacy.noise_source", "seed", law, 'use noise_source = "os", or where = "client"')
+        reason = "every site knows the seed, and could take the server's noise off again"
+        refuse("privacy.noise_source", "seed", reason, 'use noise_source = "os", or where = "client"')
 
 
 OpenTransport = Callable[[BuiltExperiment, Path], Transport]
@@ -133,10 +133,10 @@ def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None
     plugin = locate_plugin(TRANSPORT, name, built_in)
     if plugin is None:
         return None
-    found = plugin.load_object()
-    if not callable(found):
-        plugin.refuse_type(found, "a function (setting, run directory) -> transport")
-    return found  # type: ignore[no-any-return]
+    result = plugin.load_object()
+    if not callable(result):
+        plugin.refuse_type(result, "a function (setting, run directory) -> transport")
+    return result  # type: ignore[no-any-return]
 
 
 def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":

@@ -104,10 +104,10 @@ def _small(text: str) -> int:
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError("a name is there twice")
-    return found
+    return result
 
 
 def _check_values(value: Any, levels: int) -> None:
@@ -162,12 +162,12 @@ def read_npy(content: bytes) -> NDArray[Any]:
     Guarantees: any other bytes raise ValueError and nothing else; no memory is taken beyond the bytes given.
     """
     # NumPy's own reader evaluates the head as Python literals and raises more than it documents.
-    found = NPY.match(content[:LONGEST_HEAD])
-    if found is None or int.from_bytes(found[1], "little") != len(found[2]):
+    result = NPY.match(content[:LONGEST_HEAD])
+    if result is None or int.from_bytes(result[1], "little") != len(result[2]):
         raise ValueError("not a .npy file of numbers in C order")
-    sizes = (found[4] or found[5] or b"").split(b", ")
+    sizes = (result[4] or result[5] or b"").split(b", ")
     shape = [_small(size.decode()) for size in sizes if size]
-    return make_array(found[3].decode(), shape, memoryview(content)[found.end() :])
+    return make_array(result[3].decode(), shape, memoryview(content)[result.end() :])
 
 
 def make_array(dtype: str, shape: Sequence[int], content: bytes | memoryview) -> NDArray[Any]:
@@ -207,8 +207,8 @@ def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], di
 def unpack_value(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
     """Return the value that `pack_value` split."""
     start = f"{under}/"
-    found = {name.removeprefix(start): own_tensor(array) for name, array in arrays.items() if name.startswith(start)}
-    return {**words, **found}
+    result = {name.removeprefix(start): own_tensor(array) for name, array in arrays.items() if name.startswith(start)}
+    return {**words, **result}
 
 
 def own_tensor(array: NDArray[Any]) -> Tensor:
@@ -355,8 +355,8 @@ def _state_fields(memory: StateRule) -> dict[str, Any]:
     # Rules travel by name with their numbers. Functions never do: a node that runs code it is sent enforces nothing.
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
-        law = "what its clients keep is no rule that a node knows"
-        refuse("--runtime", f"flower ({memory.name})", law, "use --runtime simulator")
+        reason = "what its clients keep is no rule that a node knows"
+        refuse("--runtime", f"flower ({memory.name})", reason, "use --runtime simulator")
     return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
 
 

@@ -116,9 +116,9 @@ class PlannedCall:
     def blank_vectors(self, dimension: int) -> dict[str, Tensor]:
         """Return zero vectors in place of those that will arrive: the cost of a call does not depend on them."""
         names = [f"terms/{name}" for name in self.term_vectors] + [f"rule/{name}" for name in self.rule_vectors]
-        found = {name: torch.zeros(dimension) for name in ("start", *names)}
-        found |= {f"rule/{name}": torch.ones(()) for name in self.rule_numbers}
-        return found | {"candidates": torch.zeros(max(1, self.candidates), dimension)}
+        result = {name: torch.zeros(dimension) for name in ("start", *names)}
+        result |= {f"rule/{name}": torch.ones(()) for name in self.rule_numbers}
+        return result | {"candidates": torch.zeros(max(1, self.candidates), dimension)}
 
 
 def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: float) -> Tensor:
@@ -247,15 +247,15 @@ def record_calls(setting: BuiltExperiment, client: int) -> list[PlannedCall]:
     # Plan twice with different sizes elsewhere: whatever differs follows from the sizes of other sites.
     own, other = (_listen(setting, client, sizes) for sizes in _sizes_two_ways(setting, client))
     if [replace(call, settings={}) for call in own] != [replace(call, settings={}) for call in other]:
-        law = "what it asks of this site follows from how much data other sites have"
-        refuse("algorithm", setting.experiment.algorithm.name, law, "give local.steps in place of epochs")
-    found = []
+        reason = "what it asks of this site follows from how much data other sites have"
+        refuse("algorithm", setting.experiment.algorithm.name, reason, "give local.steps in place of epochs")
+    result = []
     for call, also in zip(own, other, strict=True):
         free = tuple(name for name, value in call.settings.items() if value != also.settings[name])
         settings = {name: value for name, value in call.settings.items() if name not in free}
         call = replace(call, settings=settings, rule_numbers=free)
-        found.append(replace(call, steps=_steps_of(setting, call, client)))
-    return _in_order(found, setting)
+        result.append(replace(call, steps=_steps_of(setting, call, client)))
+    return _in_order(result, setting)
 
 
 def _sizes_two_ways(setting: BuiltExperiment, client: int) -> tuple[list[int], list[int]]:
@@ -291,8 +291,8 @@ class _SizedFederation:
 def _in_order(calls: list[PlannedCall], setting: BuiltExperiment) -> list[PlannedCall]:
     places = [call.place for call in calls]
     if len(set(places)) < len(places):
-        law = "asks a site twice in one training call"
-        refuse("algorithm", setting.experiment.algorithm.name, law, "choose another for real sites")
+        reason = "asks a site twice in one training call"
+        refuse("algorithm", setting.experiment.algorithm.name, reason, "choose another for real sites")
     return sorted(calls, key=lambda call: call.place)
 
 
@@ -320,7 +320,7 @@ def _solver_steps(setting: BuiltExperiment, call: PlannedCall) -> int:
     """
     tolerance = setting.experiment.privacy.gradient_tolerance
     if tolerance < FEWEST:
-        law = f"rounding decides below {FEWEST:g} whether a solver stops, and that would depend on the data"
-        refuse("privacy.gradient_tolerance", tolerance, law, "give 1e-9")
+        reason = f"rounding decides below {FEWEST:g} whether a solver stops, and that would depend on the data"
+        refuse("privacy.gradient_tolerance", tolerance, reason, "give 1e-9")
     curvature = setting.experiment.local.weight_decay + call.terms.get("proximal", 0.0)
     return most_iterations(curvature, gradient_tolerance=tolerance)

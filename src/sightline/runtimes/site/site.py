@@ -149,7 +149,7 @@ class Site:
         record, last = self.budget.record(), self._store(approval.id).last
         # Counted answers have left; one that was begun and not counted can still be asked for.
         left = {call.place: _answer_name(approval, call) in record.counted for call in approval.calls}
-        waiting = [place for place, counted in left.items() if place > last or (place == last and not counted)]
+        waiting = [index for index, counted in left.items() if index > last or (index == last and not counted)]
         return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
 
     def health(self) -> dict[str, str]:

@@ -161,9 +161,9 @@ def check_answers(runs: Mapping[str, Mapping[str, Any]], record: LifetimeRecord,
     `runs` holds the stored state of every approval's run, empty if no run has begun; `joints` are the ledger's names.
     """
     answers = [tuple(what.split(" ")[1:]) for what in record.counted if what.startswith("answer ")]
-    for id, place in answers:
-        if f"{id}, {place}" not in joints:
-            _damaged(BUDGET, f"lacks answer {place} of approval {id}")
+    for id, index in answers:
+        if f"{id}, {index}" not in joints:
+            _damaged(BUDGET, f"lacks answer {index} of approval {id}")
     for id in {joint.partition(", ")[0] for joint in joints}:
         if id not in record.events:
             _damaged(LIFETIME, f"holds no reservation of approval {id}, which has answered")

@@ -180,10 +180,10 @@ def kept_folder() -> Path | None:
 
 def is_own(path: Path, *, leaf: bool) -> bool:
     """Return whether no other user can change this path; shared folders with the sticky bit are fine above a leaf."""
-    found = path.lstat()
+    result = path.lstat()
     owners = {os.geteuid()} if leaf else {os.geteuid(), 0}
-    shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    return found.st_uid in owners and (not shared or (not leaf and bool(found.st_mode & stat.S_ISVTX)))
+    shared = bool(result.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return result.st_uid in owners and (not shared or (not leaf and bool(result.st_mode & stat.S_ISVTX)))
 
 
 def probe_library(path: Path) -> str:

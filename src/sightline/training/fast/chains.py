@@ -286,8 +286,8 @@ def grouped_gradients(x: Tensor, g: Tensor, shape: torch.Size, stride: Pair, pad
     images, errors = (some.contiguous().view(1, -1, *some.shape[2:]) for some in (x, g))
     like = x.new_empty(batch * outputs, *shape[1:])
     how = (list(stride), list(padding), [1, 1], False, [0, 0], batch, [False, True, False])
-    found: Tensor = aten.convolution_backward(errors, images, like, None, *how)[1]
-    return found.reshape(batch, -1)
+    result: Tensor = aten.convolution_backward(errors, images, like, None, *how)[1]
+    return result.reshape(batch, -1)
 
 
 def affine_product(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
@@ -440,13 +440,13 @@ def view_slot(slot: Slot | None, flat: Tensor) -> Tensor | None:
 
 def flat_children(module: nn.Sequential, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """Return the layers of nested chains with their full names, in order, without identities."""
-    found: list[tuple[str, nn.Module]] = []
+    result: list[tuple[str, nn.Module]] = []
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
-            found += flat_children(child, f"{prefix}{name}.")
+            result += flat_children(child, f"{prefix}{name}.")
         elif not isinstance(child, nn.Identity):
-            found.append((prefix + name, child))
-    return found
+            result.append((prefix + name, child))
+    return result
 
 
 def pools_first(layers: list[Layer]) -> list[Layer]:

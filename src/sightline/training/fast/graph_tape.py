@@ -87,11 +87,11 @@ class Site:
     @property
     def axis(self) -> BatchAxis:
         """The batch axis of the (first) output."""
-        found = self.axes[self.node]
-        found = found[0] if isinstance(found, tuple) else found
-        if not isinstance(found, BatchAxis):
+        result = self.axes[self.node]
+        result = result[0] if isinstance(result, tuple) else result
+        if not isinstance(result, BatchAxis):
             raise NoClippingRule(f"{self.node.target} has no batch axis")
-        return found
+        return result
 
     @property
     def rank(self) -> int:
@@ -101,8 +101,8 @@ class Site:
     def axis_of(self, name: str) -> BatchAxis | None:
         """Return the batch axis of an argument, or None."""
         one = self.nodes[name]
-        found = self.axes.get(one) if isinstance(one, fx.Node) else None
-        return found if isinstance(found, BatchAxis) else None
+        result = self.axes.get(one) if isinstance(one, fx.Node) else None
+        return result if isinstance(result, BatchAxis) else None
 
     def is_trained(self, name: str) -> bool:
         """Return whether this argument is a trained value."""
@@ -197,7 +197,7 @@ class RecordingGraph:
         self.certified, self.tape = certified, Tape()
         self.tensors = {node: name for node, name in certified.parameters.items() if name in names}
         self.trained = trained_values(certified, self.tensors)
-        self.origins = {node: found for node in self.trained if (found := self.find_origin(node)) is not None}
+        self.origins = {node: result for node in self.trained if (result := self.find_origin(node)) is not None}
         self.loops: set[fx.Node] = set()
         self.module = copy_graph(certified, self.place_site, dropout=dropout)
 
@@ -287,12 +287,12 @@ class RecordingGraph:
             for reader, gradient in zip(self.tape.readers, gradients, strict=True):
                 for node, record in () if gradient is None else reader(gradient):
                     uses.setdefault(node, []).append(join_views(record, views))
-        found: dict[str, list[Record]] = {}
+        result: dict[str, list[Record]] = {}
         for node, records in uses.items():
             for name, record in self.carry_on(node, records):
-                found.setdefault(name, []).append(record)
+                result.setdefault(name, []).append(record)
         self.tape.begin(0)
-        return found
+        return result
 
     def carry_on(self, node: fx.Node, records: list[Record]) -> Iterable[tuple[str, Record]]:
         """Return records of the model tensors that a trained value equals or was computed from."""
@@ -355,12 +355,12 @@ def flip_record(record: Record, node: fx.Node) -> Record:
 
 def trained_values(certified: CertifiedGraph, tensors: Mapping[fx.Node, str]) -> set[fx.Node]:
     """Return the batch-free values that depend on a trained tensor."""
-    found = set(tensors)
+    result = set(tensors)
     for node in certified.exported.graph.nodes:
         free = node.op == "call_function" and not holds_batch(certified.axes[node])
-        if free and any(one in found for one in node.all_input_nodes):
-            found.add(node)
-    return found
+        if free and any(one in result for one in node.all_input_nodes):
+            result.add(node)
+    return result
 
 
 def numbers_of(node: fx.Node, tags: Any) -> int:

@@ -116,9 +116,9 @@ class GraphWorker(GradientWorker):
 
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
         """Return |g_j|^2 of every example of one pass, by tensor."""
-        found = self.gradients_of(x, y, views)
+        result = self.gradients_of(x, y, views)
         with torch.no_grad():
-            return [{name: one.square_norms() for name, one in found.items()}]
+            return [{name: one.square_norms() for name, one in result.items()}]
 
     def try_pass(self, size: int, views: int) -> Tensor:
         """Return the trial of `GradientWorker.try_pass` without dropout; graphs that draw otherwise always fail it."""

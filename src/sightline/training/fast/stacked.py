@@ -157,13 +157,13 @@ def tabulate_batches(
     pile: ExamplePile, work: LocalWork, walks: Sequence[int], rngs: Sequence[np.random.Generator], width: int
 ) -> Tensor:
     """Return (steps, n, b) rows of the pile, padded with the empty row; the same batches as `shuffled_batches`."""
-    found = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
+    result = np.full((max(walks), len(walks), width), pile.nothing, np.int64)
     for member, (steps, rng) in enumerate(zip(walks, rngs, strict=True)):
         first, stop = pile.offsets[member], pile.offsets[member + 1]
-        found[:steps, member] = batch_table(
+        result[:steps, member] = batch_table(
             stop - first, work, steps, rng, width=width, first=first, nothing=pile.nothing
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(result)
 
 
 def whole_shards(pile: ExamplePile, width: int) -> Tensor:
@@ -319,14 +319,14 @@ def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
         target = probe_targets(task, model.classes, 1)
 
         def trial(size: int) -> Tensor:
-            found = []
+            result = []
             for one, x in zip(weights, rows, strict=True):
                 for clients in (1, 3):
                     several = one.expand(clients, -1).clone()
                     stack = DenseStack(layers, several, torch.empty_like(several), task)
                     y = target.expand(clients, size, *target.shape[1:]).contiguous()
-                    found += [*stack.output_gradients(x.expand(clients, size, -1).contiguous(), y)[1]]
-            return torch.stack(found)
+                    result += [*stack.output_gradients(x.expand(clients, size, -1).contiguous(), y)[1]]
+            return torch.stack(result)
 
         PASSES[model] = Passes(trial, LONGEST)
     return PASSES[model]

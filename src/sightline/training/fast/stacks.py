@@ -52,14 +52,14 @@ def dense_slots(model: FlatModel) -> tuple[DenseSlots, ...] | None:
         return None
     children = [(name, child) for name, child in flat_children(module) if type(child) is not nn.Flatten]
     slots = {slot.name: slot for slot in model.layout}
-    found: list[DenseSlots] = []
+    result: list[DenseSlots] = []
     for (name, child), (_, after) in zip(children[::2], [*children[1::2], ("", None)], strict=False):
         if type(child) is not nn.Linear or not (after is None or type(after) in (nn.ReLU, nn.Tanh)):
             return None
         activation = None if after is None else type(after)
-        found.append(DenseSlots(slots[f"{name}.weight"], slots.get(f"{name}.bias"), activation))
-    complete = sum(2 if layer.bias else 1 for layer in found) == len(model.layout)
-    return tuple(found) if found and complete and found[-1].activation is None else None
+        result.append(DenseSlots(slots[f"{name}.weight"], slots.get(f"{name}.bias"), activation))
+    complete = sum(2 if layer.bias else 1 for layer in result) == len(model.layout)
+    return tuple(result) if result and complete and result[-1].activation is None else None
 
 
 class Floor:
