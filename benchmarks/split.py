@@ -75,7 +75,7 @@ def _status(word: str) -> int:
 
 
 def memory(parts: int) -> dict[str, int]:
-    """The memory of a client's step on one of so many parts."""
+    """Return the memory of a client's step on one of `parts` submodels."""
     script = f"from benchmarks.split import client; client({parts})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])

@@ -18,9 +18,9 @@ def write_overview(path: Path = PAGE) -> None:
     words = [
         "# What was reproduced",
         "Written by `python -m papers --page-only` from the kept results; the systems' own pages say how every "
-        "number was made. `make reproduce` runs everything anew, goes on where it was broken off, and writes all "
-        "pages; `make reproduce QUICK=1` runs a part of every system anew and compares it with what is kept; "
-        "`python -m papers --list` shows the commands.",
+        "number was made. `make reproduce` runs everything again and writes all pages; interrupted, it continues where "
+        "it stopped. `make reproduce QUICK=1` runs a part of every system again and compares it with the kept "
+        "results. `python -m papers --list` shows the commands.",
         write_total(),
         "## In short",
         write_summary(found),

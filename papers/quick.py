@@ -1,4 +1,4 @@
-"""`make reproduce QUICK=1`: a part of every system anew, beside what is kept."""
+"""`make reproduce QUICK=1`: run a part of every system again and compare it with the kept results."""
 
 import shutil
 import sys

@@ -97,7 +97,7 @@ def begin(scratch: Path) -> None:
 
 
 def forget(todo: list[str], scratch: Path) -> None:
-    """A reproduction that is in place begins anew next time."""
+    """Remove the scratch results of a finished reproduction, so that the next one starts from nothing."""
     for name in ("done.json", "attempts.json"):
         keep(
             {command: time for command, time in measured(scratch / name).items() if command not in todo}, scratch / name

@@ -16,7 +16,7 @@ standard error."""
 
 SETTING = """## What is as in the paper, and what is not
 
-As printed: 21 clients in clusters of 3, 6, 6 and 6, every cluster dealt the whole data set anew (8,000 examples a
+As printed: 21 clients in clusters of 3, 6, 6 and 6, every cluster with its own split of the whole data set (8,000 examples a
 client for MNIST and Fashion-MNIST), rotation by k x 90 degrees and labels (y + k) mod 10, the CNN of table 2 (28,938
 parameters), clip norms 1 and 3, E = 200 rounds and b = 32 for the noise, delta = 1e-4, a full batch in round one,
 candidates for the number of clusters chosen by MSS. IFCA chooses in the first tenth of the rounds, each choice costs

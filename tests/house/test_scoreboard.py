@@ -133,7 +133,7 @@ def test_one_failure_does_not_keep_others_from_being_run(tmp_path, monkeypatch):
 
 
 def test_what_processes_do_can_be_imported_there():
-    """A process that is started anew does not load the module that was called with -m, and would wait for ever."""
+    """A spawned process does not load the module that was called with -m, and would wait for ever."""
     assert command.attempt_job.__module__ == runs.__name__
 
 

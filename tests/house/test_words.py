@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import program, shell
+from tests.house.size import find_riddles
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -86,6 +87,10 @@ def retired_words(text):
 def test_private_words_have_given_way_to_those_of_the_field():
     spoken = {path.relative_to(ROOT): retired_words(path.read_text(encoding="utf-8")) for path in PAGES}
     assert {str(path): words for path, words in spoken.items() if words} == {}
+
+
+def test_no_riddle_word_is_left():
+    assert find_riddles() == []
 
 
 @pytest.mark.parametrize("sentence", ["Hidden coins.", "An exhibit", "nine in ten clients", "handed over in the clear"])
