@@ -27,7 +27,7 @@ Not as printed:
 - z comes from one accountant for round one, later rounds and selections; it is smaller than the authors' at the same
   guarantee.
 - CIFAR-10 uses the CNN of table 2 on 3 x 32 x 32 inputs instead of ResNet-18, and 6,666 examples a client
-  ([how clusters are dealt and tested](../../docs/design-notes.md#how-clusters-are-dealt-and-tested)).
+  ([how clusters are dealt and tested](../../docs/design-notes.md#how-clusters-are-divided-and-tested)).
 - Figures 11 and 12 are scaled: an MLP 784-16-10 (12,730 parameters), 20 rounds, 1,000 examples a client, batches of
   128, learning rate .8 (DP-FedAvg 2), clip norm 1; one run has the CNN, 8,000 examples and batches of 32, for three
   rounds. With 20 rounds IFCA has two rounds of choices; the part `causes` gives it one in every round, and

@@ -109,3 +109,22 @@ def test_a_link_to_no_heading_is_found(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("[here](a.md#one-two-three), [there](a.md#not-this), [own](#none)", encoding="utf-8")
     assert anchors(tmp_path / "a.md") == {"one-two-three"}
     assert broken_links(tmp_path / "b.md") == ["a.md#not-this", "b.md#none"]
+
+
+def named_files(page: Path) -> set[str]:
+    """The source files that a page names with their folder, outside its code blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|toml|c))`", text))
+
+
+def test_every_source_file_that_the_docs_name_exists() -> None:
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "sightline")
+    pages = {page: named_files(page) for page in PAGES if page.name != "extend.md"}  # it adds the files that it names
+    assert sum(map(len, pages.values())) > 40
+    gone = {
+        (page.name, name)
+        for page, names in pages.items()
+        for name in names
+        if not any((r / name).exists() for r in roots)
+    }
+    assert gone == set()
