@@ -1,4 +1,4 @@
-"""The README and the docs are run, not only read; and they speak the words of the field."""
+"""The blocks of the README run, links lead somewhere, and code and docs use the words of the field."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def blocks(kind, path=ROOT / "README.md"):
 
 @pytest.fixture
 def playground(tmp_path):
-    """A folder that looks like a clone."""
+    """Return a folder that looks like a clone."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
@@ -78,7 +78,7 @@ PAGES = [ROOT / "README.md", *(p for p in SPOKEN if p.suffix in SPEAKING)]
 
 
 def retired_words(text):
-    """(line, word) of all that may not be there."""
+    """Return (line, word) of every retired word."""
     for stored in STORED:
         text = text.replace(stored, "")
     return [(number, found[0]) for number, line in enumerate(text.splitlines(), 1) for found in RETIRED.finditer(line)]
