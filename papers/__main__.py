@@ -38,14 +38,14 @@ def main() -> int:
 
 
 def finish(failed: list[str]) -> int:
-    """Name what failed."""
+    """Print the failed commands; return the exit code."""
     for command in failed:
         print(f"FAILED: {command}")
     return 1 if failed else 0
 
 
 def show(systems: list[str]) -> int:
-    """The commands with the minutes that they took when last measured."""
+    """Print the commands with the minutes of their last measurement."""
     times = measured()
     for _, command in commands(systems):
         time = times.get(command)

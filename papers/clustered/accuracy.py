@@ -88,7 +88,7 @@ class Accuracy:
 
 
 def jobs() -> Iterator[Accuracy]:
-    """Epsilon by epsilon and seed by seed: a part that was broken off is even."""
+    """Order the jobs by epsilon and seed, so that an interrupted part is balanced."""
     for epsilon in EPSILONS:
         for seed in SEEDS:
             for source in SOURCES:

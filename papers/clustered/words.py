@@ -1,4 +1,4 @@
-"""The words of the page that no run changes."""
+"""The fixed text of papers/docs/clustered.md."""
 
 HEAD = """# Clustered federated learning: what the paper says, what came out
 

@@ -213,7 +213,7 @@ def write_sorted_ring(cell: Cell, path: Path) -> Path:
 
 
 def sort_ring(most: list[int], groups: int) -> list[list[int]]:
-    """A ring in the order of the workers' commonest labels: who sits where tells them.
+    """A ring in the order of the workers' commonest labels, which the order reveals.
 
     >>> sort_ring([1, 0, 1, 0], 2)
     [[0, 1, 3], [0, 1, 2]]

@@ -1,4 +1,4 @@
-"""The fixed words of papers/docs/hierarchy.md."""
+"""The fixed text of papers/docs/hierarchy.md."""
 
 MODULE = "python -m papers.hierarchy"
 DATA = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
