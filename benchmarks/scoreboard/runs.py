@@ -114,7 +114,7 @@ def attempt_job(job: Job, file: Path | None = None) -> str | None:
 
 
 def run_row(job: Job) -> dict[str, Any]:
-    """The file with the seed. What was broken off goes on where it stopped; the directory goes when it is done."""
+    """Run the file with the seed. An interrupted run continues; the directory is removed at the end."""
     out = SCRATCH / f"{job.row.name}-{job.kind}-{job.row.digest}-{job.seed}"
     resumed = (out / "run.sqlite").is_file()
     words = job.row.open if job.kind == "open" else ()

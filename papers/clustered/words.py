@@ -10,7 +10,7 @@ python -m papers.clustered             # everything
 python -m papers.clustered first       # one part: first cifar accuracy causes printed batches ratio quick
 ```
 
-It goes on where it was stopped: one line per job in `papers/clustered/results.jsonl`; clipped sums of first rounds
+An interrupted command continues: `papers/clustered/results.jsonl` has one line per job; clipped sums of first rounds
 are kept in `papers/clustered/sums/` and used for every epsilon. Differences are paired by seed; "±" is one
 standard error."""
 

@@ -38,7 +38,7 @@ class Regime:
 
 
 PRINTED = Regime(120, 40, "cnn_small", 1, 4, 0.01)
-"""The printed noise, clip norm and way of an epoch: one step of .01 in the place of 10 of .001."""
+"""The printed noise, clip norm and way of an epoch: one step of .01 instead of 10 of .001."""
 REGIMES = {
     "printed": PRINTED,
     "rate x 50": replace(PRINTED, learning_rate=0.5),
