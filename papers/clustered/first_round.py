@@ -24,11 +24,11 @@ from sightline.randomness import Purpose, Streams
 CLUSTERS = (3, 6, 6, 6)
 CLIP_NORMS = {"mnist": 1.0, "fashion_mnist": 3.0, "cifar10": 5.0}
 SUMS = Path(__file__).parent / "sums"
-"""Where clipped sums are kept, so that only the fits are made again; not under version control."""
+"""Where clipped sums are cached, so that only the fits are repeated; not under version control."""
 POINTS = ("principal", "spanning")
 SEEDS = range(10)
 LOUDER = (3, 10, 20, 30, 50, 70, 100, 200, 400)
-"""By how much the noise of epsilon = 3 is multiplied to see the clusters go under (figure 13)."""
+"""Multiples of the noise of epsilon = 3, up to where the clusters disappear (figure 13)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FirstRound:
 
 
 def jobs() -> Iterator[FirstRound]:
-    """Seed by seed: a part that was broken off is even."""
+    """Order the jobs by seed, so that an interrupted part is balanced."""
     for seed in SEEDS:
         yield from (FirstRound(source, "rotation", seed) for source in ("mnist", "fashion_mnist"))
 

@@ -33,7 +33,7 @@ def warm_start(*, noise: float, rate: float, burn_in: int, steps: int, first_noi
 
 @pytest.fixture
 def registered():
-    """A scheme of somebody's, gone again after the test."""
+    """Register a plugin's scheme and remove it after the test."""
     register_scheme(**SAID)(warm_start)
     yield "warm-start"
     del SCHEMES["warm-start"]

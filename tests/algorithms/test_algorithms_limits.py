@@ -71,7 +71,7 @@ def test_a_crash_changes_nothing_of_what_clients_keep(tiny, tmp_path, monkeypatc
 
 
 def test_a_client_that_skipped_rounds_is_still_covered(tiny, tmp_path):
-    """Whoever sees the last mean can work back to every release that any client's memory was computed from."""
+    """An observer of the last mean can work back to every release that any client's memory was computed from."""
     run = sightline.run(
         tiny(rounds=6, algorithm={"name": "scaffold"}, **{"privacy.where": "client"}), out=tmp_path / "run"
     )

@@ -1,4 +1,4 @@
-"""The noise of whole runs: of the scale that is claimed, normal, and never the same twice, whoever draws it and when."""
+"""The noise of whole runs: of the scale that is claimed, normal, and never the same twice, for every party and time."""
 
 import math
 from contextlib import suppress

@@ -60,7 +60,7 @@ def sampled_losses(rng, inside, rate, noise, rounds):
 
 
 def most_likely(curve, canaries, guesses, right):
-    """How likely so many right guesses can be: a linear program over all laws of the count, by the inequalities."""
+    """Return how likely `right` correct guesses can be: a linear program over all distributions of the count."""
     counts = np.arange(guesses + 1)
     rows, limits = [], []
     for i in range(1, guesses + 1):

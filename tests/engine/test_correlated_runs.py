@@ -158,7 +158,7 @@ def test_the_noise_of_many_runs_has_the_covariance_of_the_strategy(tiny):
 
 
 def brute_force(strategy, apart):
-    """The longest sum of columns that are so many apart."""
+    """Return the longest sum of columns that are `apart` apart."""
     matrix, longest = dense(strategy), 0.0
     for chosen in range(1, 1 << strategy.steps):
         columns = [j for j in range(strategy.steps) if chosen >> j & 1]
@@ -322,8 +322,8 @@ def test_a_round_that_was_seen_and_is_made_again_has_other_noise_and_costs_more(
     secret, ledger, made = Streams.from_seed(1), Ledger(), []
     execution = LiveExecution(Known(30, [10] * 6, silent=True), secret)
     state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
-    for time, anew in [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True), (4, True), (5, False)]:
-        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
+    for time, repeated in [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True), (4, True), (5, False)]:
+        r = TrainingRound(setting, ledger, execution, time, repeated=repeated)
         updates = r.train(r.sample(), state["model"])
         made.append((time, (r.release_mean(updates).value * 2).double().numpy(), ledger[len(ledger) - 1].id))
     strategy = make_strategy("bsr", steps=7, separation=3, uses=3)
@@ -351,8 +351,8 @@ def test_a_round_made_again_with_hidden_draws_is_charged_to_all_members(tiny):
     )
     ledger = Ledger()
     execution = LiveExecution(Known(30, [10] * 6, silent=True), Streams.from_seed(1))
-    for time, anew in [(1, False), (2, False), (2, True), (3, False)]:
-        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
+    for time, repeated in [(1, False), (2, False), (2, True), (3, False)]:
+        r = TrainingRound(setting, ledger, execution, time, repeated=repeated)
         r.release_mean(r.train(r.sample(), Public(setting.start)))
     for client in range(6):
         found = ledger.composition(f"client-{client}", "public")

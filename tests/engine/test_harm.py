@@ -136,7 +136,7 @@ BALANCED = {"rounds": 8, "sampling.clients": {"scheme": "balanced", "uses": 2}, 
 
 @pytest.mark.parametrize("harm", ["gone", "exchanged"])
 def test_a_run_without_its_noise_root_does_not_go_on(tiny, tmp_path, monkeypatch, harm):
-    """A schedule begun anew would use clients up to 4 of 8 times while the ledger charges 2 of 8."""
+    """A restarted schedule would use clients up to 4 of 8 times while the ledger charges 2 of 8."""
     run = crashed(lambda: tiny(**BALANCED), tmp_path, monkeypatch, 5)
     kept = (run / "noise-root.secret").read_bytes()
     if harm == "gone":

@@ -35,7 +35,7 @@ OPEN = {"unit": "none"}
 
 
 class Net(nn.Module):
-    """A module of somebody's own: not known to treat examples apart."""
+    """A user's module: not known to treat examples apart."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def go(folder: Path, **how: Any) -> sightline.Run:
 
 
 class Stop(Exception):
-    """Somebody pulls the plug."""
+    """Stands for a power cut."""
 
 
 class StopAfter:

@@ -31,7 +31,7 @@ SAMPLE = changed(privacy=privacy("sample", noise_multiplier=1.0))
 
 @pytest.fixture
 def site_of(tmp_path):
-    """Client 2's site, its policy changed as asked, the experiment approved so many times."""
+    """Client 2's site, its policy changed as asked, the experiment approved `approved` times."""
 
     def make(plain, *, epsilon=100.0, approved=1, **policy):
         place = tmp_path / f"sites-{len(list(tmp_path.iterdir()))}"

@@ -1,4 +1,4 @@
-"""What a question may cost a site: seconds and bytes, whoever asks."""
+"""What a question may cost a site: seconds and bytes, for every caller."""
 
 import re
 import threading

@@ -223,7 +223,7 @@ def site() -> Guard:
 
 @target
 def request(content: bytes) -> None:
-    """A request to the local page, from somebody with the token: path and query, then headers line by line."""
+    """A request to the local page, with the token: path and query, then headers line by line."""
     first, *others = content.decode("latin-1").split("\n")
     headers = dict(line.partition(":")[::2] for line in others)
     if not all("!" <= letter <= "~" for letter in first):

@@ -101,7 +101,7 @@ class Attack:
         self.counts: Counter[str] = Counter()
 
     def play(self, steps: int) -> Counter:
-        """So many random steps."""
+        """Take `steps` random steps and return their counts."""
         rules = [self.ask_next] * 6 + [
             self.skip_ahead,
             self.repeat,

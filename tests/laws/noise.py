@@ -534,7 +534,7 @@ def dense_strategy(run: Noted) -> np.ndarray:
 
 @cache
 def largest_shift(column: tuple[float, ...], apart: int) -> float:
-    """How far a subject moves C x at most: the longest sum of columns at least so many apart, by trying all of them."""
+    """Return how far a subject moves C x at most: the longest sum of columns at least `apart` apart, by brute force."""
     steps, longest = len(column), 0.0
     matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
     for chosen in range(1, 1 << steps):

@@ -39,7 +39,7 @@ pytestmark = [
 ROUNDS = 6
 FOLLOWED = 40
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONG = "a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything"
+LONG = "a-name-that-goes-on-and-on-because-someone-wanted-to-remember-everything"
 TREE = [
     'data={source="digits",clients=50,partition="iid"}',
     'topology={kind="tree",subnets=10,trusted=0.5}',
@@ -69,7 +69,7 @@ def go_on(directory: Path, ends: threading.Event) -> None:
 
 
 def begin_when_looked_at(server: Server, directory: Path, ends: threading.Event) -> None:
-    """Let the run go on once somebody has its page open: then it is in the server's memory."""
+    """Let the run continue once its page is open: then it is in the server's memory."""
     while not server.site.live._entries.get(directory) and not ends.is_set():
         time.sleep(0.1)
     go_on(directory, ends)

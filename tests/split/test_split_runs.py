@@ -347,7 +347,7 @@ def test_the_report_says_that_parts_are_secret(tiny, tmp_path):
 
 
 def test_balanced_examples_and_trees_run_on_parts(tiny, tmp_path):
-    """Other samplers and topologies go around the splitter's event; each ledger is accounted anew."""
+    """Other samplers and topologies go around the splitter's event; each ledger is accounted again."""
     balanced = {"scheme": "balanced", "uses": 2}
     changes = SAMPLE | {"sampling": {"clients": {"scheme": "full"}, "samples": balanced}, "local.epochs": 1}
     run = sightline.run(tiny(**changes), out=tmp_path / "balanced")

@@ -1,7 +1,7 @@
 """Steps of clients on a device that holds no numbers, as they are and with planted mistakes; a process of its own.
 
 Torch knows for every tensor of a `FakeTensorMode` where it would be, and nothing of what is in it: a tensor that was not
-moved raises, and so does whoever asks for a number inside a step.
+moved raises, and so does reading a number inside a step.
 """
 
 from contextlib import nullcontext

@@ -45,7 +45,7 @@ def small_mlp():
 
 
 class Clock:
-    """Time that passes only where a path is taken: so many seconds for each."""
+    """A clock that advances only when a path runs, by `seconds` for each path."""
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.runs = 0.0, []

@@ -29,7 +29,7 @@ def naive(model, loss, x, y, clip_norm):
 
 
 class Odd(nn.Module):
-    """A module of somebody's own, with a bare parameter, a buffer, a setting and a frozen layer."""
+    """A user's module, with a bare parameter, a buffer, a setting and a frozen layer."""
 
     def __init__(self, outputs=3):
         super().__init__()

@@ -181,7 +181,7 @@ def plain_end(model, shards, client):
 @pytest.mark.parametrize("trained", [plain_end, private_end])
 @pytest.mark.parametrize("name", [*strange.REMEMBERING, "LateAttribute"])
 def test_no_client_reaches_another_through_what_a_module_keeps(name, trained):
-    """The second client's end is the same whoever trained before it, or the module is refused."""
+    """The second client's model does not depend on who trained before it, or the module is refused."""
     quiet, loud = Shard(*examples(6)), Shard(*examples(6, outlier=True, seed=4))
     other = Shard(*examples(6, seed=5))
     try:

@@ -58,7 +58,7 @@ def gradient(model):
 
 
 def walk(loop, steps):
-    """(batch, gradient) of so many steps."""
+    """Return (batch, gradient) of the first `steps` steps."""
     model, optimizer, loader = loop
     found = []
     while len(found) < steps:
@@ -580,7 +580,7 @@ def uneven(x):
 
 
 class Gate(nn.Module):
-    """A module of somebody's own that is certified; with a branch on values it is not, and torch.func cannot follow."""
+    """A user's module that is certified; with a branch on values it is not, and torch.func cannot trace it."""
 
     def __init__(self, branch=False):
         super().__init__()
