@@ -13,6 +13,13 @@ from sightline.training.clipping import LARGEST, square_norms
 # little more than necessary, never less.
 ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with a margin."""
+SUM_ROUNDING = 2.0**-23
+"""Relative error of each of the float32 sums of scaled outer products, with a margin."""
+DOUBLE_ROUNDING = 2.0**-50
+"""Relative error of a product and sum in double precision, with a margin."""
+FLOAT32_TERMS = 1 << 10
+"""Gram sums with more terms are formed in double precision: their float32 bound would exceed 2^-12 of the square."""
+# The choice depends on shapes alone. If it depended on one example's numbers, the others could be rounded otherwise.
 SMALLEST = 2.0**-126
 """The smallest normal float32 number: the most that underflow can take from a square or product."""
 
@@ -335,20 +342,38 @@ class OuterGradients(TensorGradients):
         self.a, self.g = a, g
 
     def square_norms(self) -> Tensor:
-        """Return sum_{p,q} (a_p . a_q) (g_p . g_q), plus what float32 may have lost of it.
-
-        Lengths are read off the diagonals. What a square may have lost to underflow is added, so that a factor that
-        underflows next to a large one leaves no gradient unclipped.
-        """
+        """Return sum_{p,q} (a_p . a_q) (g_p . g_q), and at least what float32 may have lost of it."""
         inputs, outputs = self.a.shape[2], self.g.shape[2]
         if self.a.shape[1] == 1:
             return outer_squares(self.a, self.g)
-        products, others = (torch.bmm(one, one.transpose(1, 2)) for one in (self.a, self.g))
+        terms = self.a.shape[1] + inputs + outputs
+        if terms > FLOAT32_TERMS:
+            return self.double_squares(terms)
+        products, others = (torch.bmm(factor, factor.transpose(1, 2)) for factor in (self.a, self.g))
+        # Lengths are read off the diagonals. What a square may have lost to underflow is added, so that a factor that
+        # underflows next to a large one leaves no gradient unclipped.
         a = (products.diagonal(dim1=1, dim2=2) + SMALLEST * inputs).sqrt()
         g = (others.diagonal(dim1=1, dim2=2) + SMALLEST * outputs).sqrt()
         inner = products.mul_(others).sum((1, 2), dtype=torch.float64).clamp_min(0)
         lost = SMALLEST * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
-        return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
+        return inner + gram_rounding(a * g, terms) + lost
+
+    def double_squares(self, terms: int) -> Tensor:
+        """Return the squared norms from Gram matrices in double precision.
+
+        Guarantees: no less than the square of the float32 sum that `add_clipped` adds before it is scaled, and no less
+        than `gram_rounding`. So positions that cancel are clipped as much as with float32 Gram matrices.
+        """
+        products, others = (torch.bmm(factor, factor.transpose(1, 2)) for factor in (self.a.double(), self.g.double()))
+        a, g = products.diagonal(dim1=1, dim2=2).sqrt(), others.diagonal(dim1=1, dim2=2).sqrt()
+        sizes = a * g
+        floor = gram_rounding(sizes, terms)
+        whole = sizes.sum(1)
+        inner = products.mul_(others).sum((1, 2)).clamp_min(0) + DOUBLE_ROUNDING * terms * whole.square()
+        # The norm is exact here, but the gradient's own sum over the positions is still rounded to float32.
+        squares = (inner.sqrt() + SUM_ROUNDING * (self.a.shape[1] + 2) * whole).square()
+        longest = torch.maximum(a, g).amax(1)
+        return torch.where(longest <= LARGEST, torch.maximum(squares, floor), torch.inf)
 
     def blank(self, broken: Tensor) -> None:
         """Zero both factors."""
