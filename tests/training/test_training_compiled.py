@@ -82,7 +82,8 @@ def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path, fresh_search):
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(
-        InvalidInput, match=r"local.compiled=True: .* could not compile the kernels \(no such target\); remove local.compiled"
+        InvalidInput,
+        match=r"local.compiled=True: .* could not compile the kernels \(no such target\); remove local.compiled",
     ):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
 

@@ -145,7 +145,11 @@ def lost_rows(rows, clip_norm):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(short_products, "has norm 1.00"), (no_mask, "a non-finite row is not set to zero"), (lost_rows, "the sum differs")],
+    [
+        (short_products, "has norm 1.00"),
+        (no_mask, "a non-finite row is not set to zero"),
+        (lost_rows, "the sum differs"),
+    ],
 )
 def test_a_device_that_clips_wrong_is_found_out(wrong, said, monkeypatch):
     def clip(rows, clip_norm, calls=[]):  # noqa: B006

@@ -340,9 +340,7 @@ class StateAccess:
         # DP-SGD bounds the data term of each step only. State that enters after clipping and noise would carry earlier
         # examples past both.
         if not self.noised:
-            reason = (
-                "the client state was made from un-noised values, and would be added after clipping and noise"
-            )
+            reason = "the client state was made from un-noised values, and would be added after clipping and noise"
             refuse("client_state", self.memory.name, reason, "keep only results of private steps")
 
 

@@ -59,7 +59,7 @@ def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
     for name, path in given.items():
         if name not in KNOWN or path not in KNOWN[name]:
             known = ", ".join(KNOWN.get(name, [field.name for field in fields(Paths)]))
-            invalid(f"paths.{name}", path, f"must be {known}", "use the version that started the run")
+            invalid(f"paths.{name}", path, f"must be one of {known}", "use the version that started the run")
     return Paths(**given)
 
 
