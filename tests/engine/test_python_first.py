@@ -410,7 +410,7 @@ BAD = {
     "it remembers": ({"model": Remembers()}, Refused, "forward changes"),
     "batch norm": ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, Refused, "mixes examples"),
     "same module every time": ({"model": lambda: SHARED}, InvalidInput, "return a new module from every call"),
-    "no model": ({"model": 3}, InvalidInput, "model=int: is no model"),
+    "no model": ({"model": 3}, InvalidInput, "model=int: is not a model"),
     "not a module": ({"model": lambda: 3}, InvalidInput, "model.name=python:_lambda_: the factory gave a int"),
     "other classes": ({"model": nn.Linear(4, 2)}, InvalidInput, "return logits of shape (batch, 3)"),
     "double": ({"model": nn.Linear(4, 3).double()}, InvalidInput, "use float32"),

@@ -519,9 +519,9 @@ if call.name in UNWRITTEN:
     ),
     "momentum-of-the-client-before": bug(
         "a client begins with the momentum of the one before it",
-        "dp_sgd.private_loop",
-        "Descent.begin(work, terms, worker.weights, client)",
-        "Descent.begin(work, terms, worker.weights, client) if row == 0 else descent",
+        "local_training.train_privately_in_turn",
+        "Descent.begin(run.work, run.terms, worker.weights, client)",
+        "Descent.begin(run.work, run.terms, worker.weights, client) if row == 0 else descent",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
     ),
     "kept-by-everybody": bug(
@@ -915,7 +915,7 @@ if isinstance(cohort, SealedCohort):
         "GraphWorker.add_clipped",
         """
 if broken is not None:
-    one.blank(broken)
+    gradient.blank(broken)
 """,
         "",
         f"{GRAPH}::test_hostile_values_leave_the_others_alone",

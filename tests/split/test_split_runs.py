@@ -309,7 +309,7 @@ def test_what_has_no_guarantee_is_refused_before_a_run_exists(tmp_path, case):
 MISTAKES = [
     ({"algorithm.split": {"part": 3}}, 'algorithm.split.part=3: unknown key; did you mean "parts"'),
     ({"algorithm.split": {"parts": 0}}, "algorithm.split.parts=0"),
-    ({"algorithm.split": {"parts": 100}}, "there are 8 hidden units"),
+    ({"algorithm.split": {"parts": 100}}, "there are only 8 hidden units"),
     ({"algorithm.split": {"parts": True}}, "algorithm.split.parts=True: is a whole number"),
     ({"algorithm.split": {"parts": 2, "part_weights": [1.0, 0.0]}}, "algorithm.split.part_weights"),
     ({"algorithm.split": {"parts": 2, "part_weights": [1.0, float("inf")]}}, "algorithm.split.part_weights"),
@@ -318,7 +318,7 @@ MISTAKES = [
     ({"algorithm.split": {"by": "dropout", "parts": 3}}, "dropout has two parts"),
     ({"algorithm.split": {"parts": 2, "unsplit_noise": 0.0}}, "unsplit_noise"),
     ({"algorithm.split": {"parts": 2, "unsplit_clip_norm": -1.0}}, "unsplit_clip_norm"),
-    ({"model": {"name": "linear"}}, "parts are known of"),
+    ({"model": {"name": "linear"}}, "parts are derived only for"),
 ]
 
 

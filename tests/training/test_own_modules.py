@@ -210,7 +210,7 @@ def test_what_changed_is_named_with_a_way_out():
         with pytest.raises(Refused) as error:
             model_of(name)
         assert words in str(error.value), name
-        assert "let forward change nothing but its result" in str(error.value)
+        assert "make forward change nothing except its result" in str(error.value)
 
 
 def test_a_memory_that_begins_later_is_refused_when_it_begins():

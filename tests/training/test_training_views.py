@@ -168,7 +168,7 @@ def test_views_need_sample_level_noise():
 
 
 def test_only_images_have_views():
-    with pytest.raises(InvalidInput, match="only images have views"):
+    with pytest.raises(InvalidInput, match="this kind of view needs images"):
         Views(2, ViewKind.FLIP).of(np.zeros((3, 7), np.float32), rng=RNG(0))
 
 
