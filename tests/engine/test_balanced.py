@@ -174,7 +174,7 @@ def test_members_that_come_and_go_have_no_schedule(tmp_path):
     )
     topology = {"kind": "groups", "file": str(tmp_path / "groups.json")}
     plain = changed(TINY, {"topology": topology, "algorithm": {"name": "dp_ogl"}} | BALANCED)
-    with pytest.raises(Refused, match="come and go"):
+    with pytest.raises(Refused, match="members join and leave"):
         engine.build_experiment(sightline.config.parse(plain))
 
 

@@ -132,7 +132,7 @@ def test_an_algorithm_that_forgets_to_say_that_it_remembers_is_refused(tiny):
         algorithm=algorithms.with_facts(setting.algorithm, remembers=False),
         samplers={name: replace(one, hidden=True) for name, one in setting.samplers.items()},
     )
-    with pytest.raises(Refused, match="tells who was drawn"):
+    with pytest.raises(Refused, match="reveals who was drawn"):
         plan_releases(hidden)
 
 

@@ -83,7 +83,7 @@ def test_without_a_whole_checkpoint_it_is_refused_and_without_any_all_is_done_ag
     for name in (checkpoint.CHECKPOINT, checkpoint.EARLIER):
         flip(run / name, -1)
     before = (run / DATABASE).read_bytes()
-    with pytest.raises(checkpoint.CheckpointDamaged, match="no earlier one is whole"):
+    with pytest.raises(checkpoint.CheckpointDamaged, match="every earlier one is damaged"):
         sightline.run(tiny(), out=run, resume=True)
     assert (run / DATABASE).read_bytes() == before
     for name in (checkpoint.CHECKPOINT, checkpoint.EARLIER):
@@ -264,7 +264,7 @@ def test_a_checkpoint_from_before_a_change_is_not_gone_on_from(broken, tiny, tmp
             sightline.run(tiny(), out=run, resume=True, accept_changes=True)
     for name in (checkpoint.CHECKPOINT, checkpoint.EARLIER):
         shutil.copy(tmp_path / "earlier", run / name)
-    with pytest.raises(checkpoint.CheckpointDamaged, match="other code took over"):
+    with pytest.raises(checkpoint.CheckpointDamaged, match="but code changed after"):
         sightline.run(tiny(), out=run, resume=True)
 
 
@@ -273,7 +273,7 @@ def test_settings_and_data_are_never_other_ones(broken, tiny, name):
     run = broken()
     content = (run / name).read_bytes()
     write_secret(run / name, content + b"\n")
-    with pytest.raises(InvalidInput, match=f"its {name} was changed"):
+    with pytest.raises(InvalidInput, match=f"{name} changed since"):
         sightline.run(tiny(), out=run, resume=True, accept_changes=True)
 
 
@@ -417,7 +417,7 @@ def test_ctrl_c_exits_130_and_says_how_to_go_on(tiny, tmp_path, monkeypatch, cap
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main.run_arguments([*words[:-1], str(tmp_path / "none")]) == 130
-    assert "nothing is left of it" in capsys.readouterr().err
+    assert "the run directory was removed" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     assert main.run_arguments(["run", "--resume", str(tmp_path / "run"), "--json"]) == 0
 

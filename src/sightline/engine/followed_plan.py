@@ -136,7 +136,7 @@ class PlannedRound:
             if uncovered:
                 raise LeftPlan(
                     f"round={self._time}: a release of {claim.source} about {len(uncovered)} subjects is not in the "
-                    f"plan ({claim.event}); claim the same events whatever values were released before"
+                    f"plan ({claim.event}); claim the same events for all released values"
                 )
         if not self._plan.everyone_sees and ledger is not None:
             self._check_flow(claims, ledger)
@@ -149,8 +149,8 @@ class PlannedRound:
             for subject in sorted(self._plan.subjects - line.exempt):
                 if not view.composition(subject) <= planned.composition(subject):
                     raise LeftPlan(
-                        f"round={self._time}: more of {subject} would reach {line.observer} than is planned; "
-                        "combine the same values whatever they are"
+                        f"round={self._time}: more releases about {subject} would reach {line.observer} than planned; "
+                        "combine the same releases in every run"
                     )
 
     def charge_missing(self, ledger: Ledger) -> list[Release]:
@@ -175,7 +175,5 @@ def refuse_early_stop(stop_at: float | None, plan: FollowedPlan) -> None:
     """Raise `Refused` for a budget if flow may follow released values."""
     # The round before which the budget stops would then follow released values too, and no fixed list would be left.
     if stop_at is not None and not plan.everyone_sees:
-        reason = (
-            "an algorithm of another package decides who sees what, and with it when this budget would stop the run"
-        )
+        reason = "a plugin algorithm decides who sees what, and thereby the round in which this budget stops"
         refuse("privacy.stop_at_epsilon", stop_at, reason, "use privacy.epsilon, which holds for the whole plan")

@@ -60,7 +60,7 @@ def plan_run(built: BuiltExperiment) -> dict[str, Any]:
 
 
 class TypicalExecution(DryExecution):
-    """A plan with cohorts as a run would draw them, from streams of its own: for traffic, never for guarantees."""
+    """A plan with cohorts as a run would draw them, from separate streams: for traffic, never for guarantees."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)

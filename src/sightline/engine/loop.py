@@ -151,11 +151,11 @@ def _conclude(built: BuiltExperiment, directory: Path, record: RunRecord, on_not
         known = [entry.body["sha256"] for entry in record.journal.last(EntryKind.CHECKPOINT)]
         result = load_checkpoint(directory, known)
         if result is None:
-            reason = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
-            invalid("--resume", directory, reason, "bring one of them back")
+            reason = f"the run has ended, but {MODEL} and {CHECKPOINT} are missing or damaged"
+            invalid("--resume", directory, reason, "restore one of them from a backup")
         save_model(built, path, result.state, record.store.head())
-        on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
-    on_note(f"run={directory}: has ended before and is left as it is; --rounds +20 would add rounds")
+        on_note(f"run={directory}: {MODEL} was missing or damaged and is written again from {CHECKPOINT}")
+    on_note(f"run={directory}: the run has ended and is left unchanged; --rounds +20 would add rounds")
     facts = record.facts
     return str(facts.get("status_reason")) if facts["status"] == "stopped" else None
 
@@ -183,7 +183,7 @@ class TrainingLoop:
         root = own_streams(directory, record) if from_os else public
         self.memories: Mapping[str, ClientState] = {}
         self.schedules, self.noises = Schedules(root), NoiseStreams(root)
-        self.found, self.change = self._go_on(accept_changes)
+        self.resumed_from, self.change = self._resume(accept_changes)
         self.secret = root.fresh_streams(self.change.since) if self.change.since else root
         self.worker = make_worker(built, public, self.secret)
         nodes = self.worker.nodes is not None
@@ -199,7 +199,7 @@ class TrainingLoop:
         if self.twins is not None:
             self.twins.close()
 
-    def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
+    def _resume(self, accept: bool) -> tuple[Checkpoint | None, Change]:
         """Return the checkpoint to resume from and the last accepted change; a new run has neither."""
         if not len(self.ledger) and not self.record.journal.last(EntryKind.START):
             begin_identity(self.record, self.built)
@@ -214,13 +214,14 @@ class TrainingLoop:
         change = last_change(self.record)
         # Correlated noise of this round contains z of earlier rounds: other code might not draw the same z again.
         if changes and len(self.ledger) and self.built.experiment.privacy.noise == "correlated":
-            reason = (
-                f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
-            )
-            invalid("--resume", self.directory, reason, "bring back what changed")
+            reason = f"{', '.join(changes)} changed, so the noise of earlier rounds cannot be repeated"
+            invalid("--resume", self.directory, reason, "undo the change")
         if done < change.round:
-            reason = f"it is of round {done}, and after round {change.round} other code took over"
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
+            reason = (
+                f"the checkpoint is from round {done}, but code changed after round {change.round}; "
+                "the noise of the rounds in between cannot be repeated"
+            )
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
         if changes and self._made_since(done):
             change = self._break_with(done, changes)
         if wrong:
@@ -228,25 +229,25 @@ class TrainingLoop:
                 f"{wrong}; going on " + (f"from the one before, after round {done}" if done else "from the start")
             )
         if not self.record.journal:
-            self.on_note(f"run={self.directory}: begun by a version that kept no hashes; from here on they are kept")
+            self.on_note(f"run={self.directory}: begun by a version that stored no hashes; they are stored from now on")
         if changes:
-            self.on_note(f"run={self.directory}: goes on after round {done} with changes: {', '.join(changes)}")
+            self.on_note(f"run={self.directory}: continues after round {done} with changes: {', '.join(changes)}")
         body = now | {"round": change.round, "since": change.since, "accepted": changes, "after": done, "wrong": wrong}
         self.record.note(EntryKind.RESUME, body)
         if result is not None and not entries:
             self.record.note(EntryKind.CHECKPOINT, {"sha256": file_digest(self.directory / CHECKPOINT)}, round=done)
         return result, change
 
-    def _check_ledger(self, found: Checkpoint | None, done: int) -> None:
+    def _check_ledger(self, checkpoint: Checkpoint | None, done: int) -> None:
         """Raise if the ledger lacks rows that the checkpoint knows, or holds others in their place."""
-        if found is None:
+        if checkpoint is None:
             return
-        if not self.record.store.vouches_for(found.releases, found.head):
+        if not self.record.store.vouches_for(checkpoint.releases, checkpoint.head):
             raise CheckpointDamaged(
-                f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
+                f"checkpoint={self.directory}: it lists releases that the ledger lacks; rows were deleted"
             )
-        if any(self.ledger[id].time <= done for id in range(found.releases, len(self.ledger))):
-            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
+        if any(self.ledger[id].time <= done for id in range(checkpoint.releases, len(self.ledger))):
+            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added after the last round")
 
     def _made_since(self, done: int) -> int:
         """Return the last round after `done` with releases in the ledger; 0 if there is none."""
@@ -258,15 +259,13 @@ class TrainingLoop:
 
         The same noise on two values would cancel out. What was released before stays counted.
         """
-        sampling, way_out = self.built.experiment.sampling, "bring back what changed"
+        sampling, way_out = self.built.experiment.sampling, "undo the change"
         what = ", ".join(changes)
         if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
-            reason = (
-                f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
-            )
+            reason = f"{what} changed, so the interrupted round would run twice, but a schedule has it once"
             invalid("--resume", self.directory, reason, way_out)
         if self._made_since(done) > done + 1:
-            reason = f"with {what} changed, more than one round would be made a second time"
+            reason = f"{what} changed, so more than one round would run twice"
             invalid("--resume", self.directory, reason, way_out)
         self.on_note(
             f"round={done + 1}: was released in part before the change; made again with other noise, both count"
@@ -312,19 +311,17 @@ class TrainingLoop:
         return {"metrics": [*task, *gone, *own]}
 
     def _where_it_stands(self) -> tuple[State, int]:
-        result = self.found
+        result = self.resumed_from
         done = 0 if result is None else result.round
         steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
         # The same noise on new answers would cancel out: the difference of two noisy means is the late node's own
         # update. Only the one round that was interrupted can be repeated with other noise.
         if not steadfast and self._made_since(done) > done + 1:
-            reason = (
-                f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
-            )
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
+            reason = f"the checkpoint is from round {done}, but nodes saw later rounds and may answer differently now"
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
         if self.change.since and steadfast and self.worker.nodes is not None:
-            reason = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
-            invalid("runtime", "flower", reason, "go on with --runtime simulator: the bits are the same")
+            reason = "simulated nodes must repeat the run's noise, but changed code draws new noise"
+            invalid("runtime", "flower", reason, "resume with --runtime simulator, which gives the same result")
         if result is None:
             start = Public(self.built.start)
             return self.built.algorithm.init(start, self.built.clients, self.built.settings), 0
@@ -482,7 +479,7 @@ class TrainingLoop:
             for entry in self.record.journal.last(EntryKind.RESUME, most=None)
             if entry.body["accepted"]
         ]
-        compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
+        compared = [self.twins.describe()] if self.twins is not None and self.twins.comparisons.count else []
         notes = [*notes_of(self.built), *told, *self._describe_added(), *resumed[::-1], *compared]
         facts = cluster_facts(self.built, state) | {"notes": notes}
         if self.built.earlier is not None:

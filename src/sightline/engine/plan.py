@@ -55,7 +55,7 @@ def _refuse_peers(built: BuiltExperiment) -> None:
     """Raise `Refused` if clients send to each other: real nodes send to one server, which would see it all."""
     nodes = {client_name(client) for client in built.clients}
     if any(channel.name in nodes for channel in built.topology.channels):
-        reason = "its nodes send to each other, and real nodes send to one server, which would see everything"
+        reason = "its nodes send to each other, but real nodes send to one server, which would see everything"
         refuse("topology.kind", built.experiment.topology.kind, reason, "run it in the simulator")
 
 
@@ -124,8 +124,8 @@ def _spent_before(built: BuiltExperiment, subject: str, observer: str) -> list[C
         return [Counter()]
     result = built.earlier.sums(subject, observer)
     if result is None:
-        reason = "the earlier runs differ in data and in what they show of their clients, in too many ways to calibrate"
-        refuse("privacy.continue_ledger", True, reason, "give noise_multiplier and stop_at_epsilon in place of epsilon")
+        reason = "the earlier runs differ too much in data and in what they released to calibrate noise with them"
+        refuse("privacy.continue_ledger", True, reason, "give noise_multiplier and stop_at_epsilon instead of epsilon")
     return result
 
 
@@ -133,7 +133,7 @@ def _least_noise(built: BuiltExperiment, composition: dict[Event, int], spent: C
     privacy, mechanism = built.experiment.privacy, built.mechanism
     before = accounting.epsilon(spent, privacy.delta, accountant=built.accountant)
     if before >= cast(float, privacy.epsilon):
-        reason = f"the runs that model.init comes from have spent {before:.4g}, and privacy.continue_ledger counts them"
+        reason = f"the runs behind model.init spent {before:.4g}, which privacy.continue_ledger counts"
         refuse("privacy.epsilon", privacy.epsilon, reason, "give a larger one")
     return accounting.calibrate(
         lambda noise: Counter({mechanism.scaled(event, noise): times for event, times in composition.items()}) + spent,

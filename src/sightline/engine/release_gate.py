@@ -39,7 +39,7 @@ class ReleaseGate:
     """The releases of one round on their way to the ledger.
 
     Guarantees: no training call is released twice, since its noise would cancel out; a release that claims to hide who
-    took part is of a cohort of its own, exactly as the sampler drew it; a round of a run that follows a
+    took part has its own cohort, exactly as the sampler drew it; a round of a run that follows a
     plan claims nothing beyond it; a round that was interrupted makes the same releases again,
     unless real nodes have seen some of it: then it is `repeated` with other sampling and noise, and all of it counts.
     So does what other code released before number `since`.
@@ -136,7 +136,7 @@ class ReleaseGate:
         """
         if self._made_before:  # charged before the round was interrupted, or there was nothing to charge
             if any(release.time == self._time and release.source != PLAN for release in self._made_before):
-                raise LedgerDamaged(f"round={self._time}: the ledger holds more releases than this run makes")
+                raise LedgerDamaged(f"round={self._time}: the ledger has more releases than this run makes")
             return
         rows = self._planned.charge_missing(self._ledger) if self._planned is not None else []
         for more in later.charge_rounds_after(self._time, self._ledger) if later is not None else ():
@@ -159,10 +159,10 @@ class ReleaseGate:
             raise SeenBefore
         result, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
         if any(release.source == PLAN for release in result):
-            reason = "the round ended by an error before, and the whole plan was charged"
+            reason = "an error ended this round before, and its whole plan was charged"
             raise Refused(f"round={self._time}: {reason}; start a new run")
         if [release.body() for release in result] != [release.body() for release in claims]:
-            raise LedgerDamaged(f"round={self._time}: the ledger holds other releases than the ones this run makes")
+            raise LedgerDamaged(f"round={self._time}: the releases in the ledger differ from those of this run")
         return result
 
     def _check_budget(self, claims: Sequence[Release]) -> None:
@@ -196,7 +196,7 @@ class ReleaseGate:
             spent = built.earlier.worst(self._ledger, lines, delta, built.accountant, claims)
             if spent > limit:
                 raise StoppedByGate(
-                    f"stop_at_epsilon={limit:g}: with the runs that model.init comes from, round {self._time} would "
+                    f"stop_at_epsilon={limit:g}: with the runs behind model.init, round {self._time} would "
                     f"cost {spent:.4g} against {kind}; stopped before it"
                 )
 
@@ -208,13 +208,13 @@ def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) 
     """
     if drawn is None:
         raise Refused(
-            f"channel={channel.name}: this release claims that sampling hides who is in it, and no cohort was "
-            "drawn for it; sample the channel before every release and train its cohort as it is"
+            f"channel={channel.name}: this release claims amplification by sampling, but no cohort was "
+            "drawn for it; sample the channel before every release and train exactly that cohort"
         )
     if set(updates.cohort.members) != drawn.members:
         raise Refused(
-            f"channel={channel.name}: this release claims that sampling hides who is in it, and its cohort is not the "
-            "one that was drawn for it; train exactly whom the channel sampled, in the order of the draws"
+            f"channel={channel.name}: this release claims amplification by sampling, but its cohort is not the "
+            "one that was drawn for it; train exactly the sampled cohorts, in the order of the draws"
         )
     return drawn.draw
 

@@ -111,12 +111,12 @@ class TrainingRound:
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw the cohort of the channel; without a channel, of all gathering channels."""
         channels = (channel,) if channel else self.control.gathering_channels
-        drawn = [self._draw_members(one) for one in channels]
+        drawn = [self._draw_members(channel) for channel in channels]
         cohort = Cohort(tuple(n for members, _ in drawn for n in members))
-        if not any(self._seals(one) for one in channels):
+        if not any(self._seals(channel) for channel in channels):
             return cohort
-        places = [eligible_members(self.control.sampler_of(one), one, self.time) for one in channels]
-        return SealedCohort(cohort, frozenset[int]().union(*places), [one for _, one in drawn])
+        eligible = [eligible_members(self.control.sampler_of(channel), channel, self.time) for channel in channels]
+        return SealedCohort(cohort, frozenset[int]().union(*eligible), [draw for _, draw in drawn])
 
     def _seals(self, channel: Channel) -> bool:
         """Whether the algorithm may not know who was drawn: it is of another package, and epsilon may count on that.
@@ -186,11 +186,11 @@ class TrainingRound:
         if not isinstance(start, Public):
             start = {member: start[member] for member in list(start)}
             if possible - start.keys():
-                reason = "has no model for some who could have been drawn"
+                reason = "some members that could have been drawn have no model"
                 refuse("start", f"{len(start)} models", reason, "give one for each member of the channel")
         rows = [name for name, value in asked.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
         if rows:
-            refuse(rows[0], "rows", "a row for each of a hidden cohort cannot be given", "give one vector for all")
+            refuse(rows[0], "rows", "rows per member would reveal a hidden cohort", "give one vector for all")
         return SealedUpdates(self.train(inside, start, memory=memory, **asked), possible, draws)
 
     def _refuse_parts(self, memory: StateRule | None) -> None:
@@ -199,7 +199,7 @@ class TrainingRound:
             return
         # A client that trains a part would learn zeros for the rest of the vector that it keeps.
         if memory is not None and self._built.unit is not Unit.SAMPLE:
-            reason = f"{self._built.algorithm.name}'s clients keep a vector that training of the whole model makes"
+            reason = f"{self._built.algorithm.name}'s clients keep a vector of the whole model, but they train parts"
             refuse(
                 "algorithm.split", memory.name, reason, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"'
             )
@@ -387,8 +387,13 @@ class TrainingRound:
         if active_places(sampler, self.time) is None:
             return
         if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
-            reason = "a client was asked out of turn"
-            refuse("sampling.clients.scheme", "turns", reason, "train whom the channel samples, or use another scheme")
+            reason = "a client was asked in a round that is not its turn"
+            refuse(
+                "sampling.clients.scheme",
+                "turns",
+                reason,
+                "train the cohort that the channel samples, or use another scheme",
+            )
 
     def _release_context_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         # Noise streams are named by (purpose, round, call, participant, part). Order, batching and resumption cannot

@@ -55,7 +55,7 @@ def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     tensor([0.6000, 0.8000])
     """
     if not SMALLEST_RADIUS <= clip_norm < math.inf:
-        invalid("clip_norm", clip_norm, f"a clip norm is finite, and at least {SMALLEST_RADIUS:g}")
+        invalid("clip_norm", clip_norm, f"a clip norm must be finite and at least {SMALLEST_RADIUS:g}")
     # The privacy proof needs norm <= C for the vector that is summed, after all rounding. A float32 sum of millions of
     # squares can come out too small, and the update would then be longer than claimed.
     norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
@@ -94,9 +94,9 @@ def clipped_sum(
     Guarantees: adding, removing or zeroing one update moves the sum by at most C, replacing one by at most 2C; the
     result does not depend on how the updates were batched.
     """
-    some = ClippedSum(dimension)
-    rejected = sum(some.add(update, clip_norm=clip_norm) for _, update in updates)
-    return Aggregate(some.total, sum_sensitivity(clip_norm, adjacency), rejected)
+    total = ClippedSum(dimension)
+    rejected = sum(total.add(update, clip_norm=clip_norm) for _, update in updates)
+    return Aggregate(total.total, sum_sensitivity(clip_norm, adjacency), rejected)
 
 
 def sum_sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
@@ -210,7 +210,7 @@ def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: n
     `aggregate.sensitivity`, up to the floating-point limits stated in the docs.
     """
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        invalid("noise_multiplier", noise_multiplier, "noise is positive and finite")
+        invalid("noise_multiplier", noise_multiplier, "must be positive and finite")
     # Noise and sum are added in float64 and rounded once: rounding the noisy value is post-processing.
     noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
     noise *= noise_multiplier * aggregate.sensitivity

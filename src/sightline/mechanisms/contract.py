@@ -75,8 +75,8 @@ class ReleaseContext:
         """The possible subjects of a release in this round: the channel's members, or the group whose turn it is."""
         # Never the drawn cohort: where sampling amplifies, the cohort is a secret, and the ledger must be the same for
         # every draw.
-        places = active_places(self.sampler, self.time)
-        return self.channel.subjects if places is None else self.channel.name_places(places)
+        indices = active_places(self.sampler, self.time)
+        return self.channel.subjects if indices is None else self.channel.name_places(indices)
 
     @property
     def joint(self) -> str:
@@ -109,7 +109,7 @@ class ReleaseContext:
         return clip_norm * self.channel.clip_factor * (1.0 if splitter is None else splitter.widest)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
-        """Return the release of a mean of private values: the audience sees it, and it charges nobody again."""
+        """Return the release of a mean of private values: the audience sees it, and it charges no subject again."""
         return self.make_release(
             source=self.channel.name,
             event=POST_PROCESSING,
@@ -275,8 +275,8 @@ class UniformMechanism(BaseMechanism):
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Raise `Refused`: the members have no part of the mechanism."""
-        reason = "its members have no part of their own, and let nothing go by themselves"
-        refuse("mechanism", type(self).__name__, reason, "ask them for their training")
+        reason = "this mechanism has no client-side step"
+        refuse("mechanism", type(self).__name__, reason, "use updates.train_members")
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Raise `Refused`: a trusted server protects sums, not single clients."""
@@ -336,7 +336,7 @@ class NoisedByClients(UniformMechanism):
 
 def only_sums(algorithm: str = "an algorithm of personal models") -> None:
     """Raise `Refused` for personal models: a trusted server publishes noisy sums over clients only."""
-    reason = f'{algorithm} publishes one model per client, where = "server" protects sums only'
+    reason = f'{algorithm} publishes one model per client, but where = "server" protects sums only'
     refuse("privacy.where", "server", reason, 'use where = "client"')
 
 

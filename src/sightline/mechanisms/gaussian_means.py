@@ -150,9 +150,7 @@ def refuse_remembered_draws(event: Event, updates: Updates) -> None:
     # mixture over the subject's own past draws, and divergences are jointly convex.
     tied = isinstance(event, FixedCohort | WithoutReplacement | Allocation)
     if tied and recall is not None and recall.memory.linear is not None:
-        reason = (
-            f"clients keep {recall.memory.name} and train by it later, which tells who was drawn, and so who was not"
-        )
+        reason = f"clients keep {recall.memory.name} and use it later, which reveals who was drawn"
         refuse("client_state", recall.memory.name, reason, 'use sampling.clients.scheme = "poisson" or "full"')
 
 
@@ -288,13 +286,13 @@ class EveryoneNoisesMean(LocalMean):
 
     def check_noises(self, updates: Updates, context: ReleaseContext) -> None:
         """Raise `Refused` if some member's noise could be missing or known."""
-        name, way_out = "privacy.everyone_sends_noise", "leave it out"
+        name, way_out = "privacy.everyone_sends_noise", "omit it"
         if not all_answer(updates):
-            refuse(name, True, "real nodes may not answer, and then add no noise", way_out)
+            refuse(name, True, "real nodes that do not answer add no noise", way_out)
         if self.facts.keeps_noised:
-            refuse(name, True, "members keep values in which noise is that only they know", way_out)
+            refuse(name, True, "members keep values with noise that only they know", way_out)
         if len(context.channel.members) < 2:
-            refuse(name, True, "one member's noise alone would be known to it", "add clients")
+            refuse(name, True, "a single member would know all the noise", "add clients")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Sum what all members send and divide by the expected cohort."""
@@ -311,8 +309,8 @@ class EveryoneNoisesMean(LocalMean):
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Raise `Refused`: publishing a member's own update reveals that it was drawn."""
-        reason = "personal models are published one by one, which tells who was drawn"
-        refuse("privacy.everyone_sends_noise", True, reason, "leave it out")
+        reason = "personal models are published one by one, which reveals who was drawn"
+        refuse("privacy.everyone_sends_noise", True, reason, "omit it")
 
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """Return the number of members: all of them send."""

@@ -173,7 +173,7 @@ class Updates:
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) of every member by ordinary local training, computed one by one on demand."""
-        return self._updates_of(self._run(lambda some: some.make_call(CallKind.TRAIN)))
+        return self._updates_of(self._run(lambda updates: updates.make_call(CallKind.TRAIN)))
 
     def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) of every member by DP-SGD at the client."""
@@ -181,7 +181,7 @@ class Updates:
 
     def train_segments(self, plan_steps: "Callable[[Updates], Sequence[PrivateSteps]]") -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) by plans that depend on members and task only; channels share the training."""
-        return self._updates_of(self._run(lambda some: some.make_call(CallKind.DP_SGD, plan_steps(some))))
+        return self._updates_of(self._run(lambda updates: updates.make_call(CallKind.DP_SGD, plan_steps(updates))))
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
         """Return each member's sum of clipped gradients, before noise."""
@@ -234,10 +234,10 @@ class SharedTraining:
 def refuse_look(*_: Any) -> NoReturn:
     """Refuse a look at a hidden cohort, with one line that does not depend on it."""
     seen = (
-        "who takes part cannot be read, nor how many, because epsilon counts on sampling to hide it; hand the cohort "
-        'to r.train and the updates to r.release_mean as they are, or use sampling.clients.scheme = "full"'
+        "members and size of the cohort cannot be read, because epsilon relies on their being hidden; pass the cohort "
+        'to r.train and the updates to r.release_mean unchanged, or use sampling.clients.scheme = "full"'
     )
-    raise BrokenLaw("a drawn cohort stays hidden", seen)
+    raise BrokenLaw("an algorithm does not read a hidden cohort", seen)
 
 
 class Sealed:
@@ -303,18 +303,20 @@ def _check_apart(channels: Sequence[Channel], members: Iterable[int]) -> None:
     taken: set[int] = set()
     for channel in channels:
         if taken & set(channel.members):
-            raise Refused(f"channel={channel.name}: shares a member with another; train for each of them by itself")
+            raise Refused(
+                f"channel={channel.name}: shares a member with another channel; train for each channel separately"
+            )
         taken |= set(channel.members)
     if set(members) - taken:
-        raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
+        raise Refused("cohort: some members are in none of the channels; give a channel for each member")
 
 
 def _channel_part(updates: Updates, shared: SharedTraining | None, channel: Channel, number: int) -> Updates:
     own = frozenset(channel.members)
     members = tuple(member for member in updates.cohort.members if member in own)
     starts = {member: updates.starts[member] for member in members}
-    places = [index for index, member in enumerate(updates.cohort.members) if member in own]
-    task = updates.task.select_clients(places)
+    indices = [index for index, member in enumerate(updates.cohort.members) if member in own]
+    task = updates.task.select_clients(indices)
     at = replace(updates.at, part=number)
     eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
     return replace(updates, cohort=Cohort(members), starts=starts, shared=shared, task=task, at=at, eligible=eligible)
