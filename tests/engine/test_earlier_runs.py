@@ -175,7 +175,7 @@ def test_copied_ledgers_that_were_edited_are_noticed(second):
     connection.close()
     with (
         RunRecord.open_to_read(second.directory) as record,
-        pytest.raises(LedgerDamaged, match="its copy of the ledger of .* changed"),
+        pytest.raises(LedgerDamaged, match=r"its copy of the ledger of .* changed"),
     ):
         list(record.earlier_runs())
 

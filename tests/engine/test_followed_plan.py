@@ -18,14 +18,14 @@ from sightline.config import parse
 from sightline.engine import plan_releases
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.execution import DryExecution, LiveExecution
-from sightline.engine.followed_plan import PLAN, LeftPlan
 from sightline.engine.plan import follow_plan
+from sightline.engine.release_gate import PLAN, LeftPlan
 from sightline.engine.round import TrainingRound
 from sightline.errors import Refused
 from sightline.events import Gaussian, Pooled
 from sightline.ledger import Ledger
 from sightline.mechanisms import Cohort, LocalSchedule, Public
-from sightline.mechanisms.updates import SealedCohort, open_sealed
+from sightline.mechanisms.sealed import SealedCohort, open_sealed
 from sightline.plugins import BrokenLaw
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator

@@ -16,8 +16,7 @@ import torch
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
-from sightline.engine.followed_plan import FollowedPlan, LeftPlan, facts_of
-from sightline.engine.release_gate import StoppedByGate
+from sightline.engine.release_gate import FollowedPlan, LeftPlan, StoppedByGate, facts_of
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
@@ -147,10 +146,9 @@ def check_sources(built: BuiltExperiment, plan: FollowedPlan | None = None, *, r
         for before, after in zip(base.states, other.states, strict=False):
             for name in before.keys() & after.keys():
                 _check_value(base, before[name].value, after[name].value, before[name].sources, call, f"state {name!r}")
-        for index, (before, after) in enumerate(zip(base.calls, other.calls, strict=False)):
-            _check_value(
-                base, before.starts, after.starts, before.sources, call, f"the start of release call {index + 1}"
-            )
+        for index, (here, there) in enumerate(zip(base.calls, other.calls, strict=False)):
+            what = f"the start of release call {index + 1}"
+            _check_value(base, here.starts, there.starts, here.sources, call, what)
 
 
 def _check_same(base: Rehearsed, again: Rehearsed) -> None:

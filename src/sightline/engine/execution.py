@@ -123,38 +123,6 @@ def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
     return float(rate) * float(task.steps or planned.steps or 1)
 
 
-class CostMeter:
-    """Adds energy and delay of one round to its metrics, if the experiment has a cost model."""
-
-    def __init__(self, built: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
-        self._resources, self._topology = built.resources, built.topology
-        self._time, self._counts = time, counts
-        self._gatherings = 0
-        self._counting = counting and self._resources is not None
-        if self._counting:
-            self._charge_cost(Cost())
-
-    def charge_gathering(self, contexts: Sequence[ReleaseContext]) -> None:
-        """Charge one upload by the cohorts of these channels at its mean cost."""
-        if self._resources is None or not self._counting:
-            return
-        # The mean over the sampling, never the realised cohort: devices have different distances, so a sum of a few
-        # energies would be a fingerprint of who took part.
-        sampled = [(context.channel, context.sampler) for context in contexts]
-        self._charge_cost(self._resources.cost_of_gathering(sampled, round=self._time, use=self._gatherings))
-        self._gatherings += 1
-
-    def charge_lifting(self) -> None:
-        """Charge sending the edges' values up to the top, level by level."""
-        if self._resources is not None and self._counting:
-            for nodes in self._topology.uplinks:
-                self._charge_cost(self._resources.cost_of_lifting(nodes, round=self._time))
-
-    def _charge_cost(self, cost: Cost) -> None:
-        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
-            self._counts[name] = self._counts.get(name, 0.0) + value
-
-
 class ScheduleControl(RoundControl):
     """The `RoundControl` of a round: what it asks of its clients, and at which rates."""
 

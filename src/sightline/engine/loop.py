@@ -46,12 +46,11 @@ from sightline.engine.evaluation import (
     task_row,
 )
 from sightline.engine.execution import LiveExecution
-from sightline.engine.followed_plan import FollowedPlan, refuse_early_stop
 from sightline.engine.metadata import collect_facts, notes_of, observer_facts
 from sightline.engine.more_rounds import ADDED, reopen_run
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
-from sightline.engine.release_gate import SeenBefore, StoppedByGate
+from sightline.engine.release_gate import FollowedPlan, SeenBefore, StoppedByGate, refuse_early_stop
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
     BEST,

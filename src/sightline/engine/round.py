@@ -12,15 +12,13 @@ from sightline.accounting.strategies import Strategy
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import (
-    CostMeter,
     Execution,
     ScheduleControl,
     eligible_members,
     gradient_reach,
     work_stats,
 )
-from sightline.engine.followed_plan import FollowedPlan
-from sightline.engine.release_gate import DrawnCohort, ReleaseGate
+from sightline.engine.release_gate import DrawnCohort, FollowedPlan, ReleaseGate
 from sightline.errors import Refused, refuse
 from sightline.events import Gaussian, Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
@@ -40,9 +38,10 @@ from sightline.mechanisms import (
     sum_weighted,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.updates import SealedCohort, SealedUpdates, open_sealed, refuse_look
+from sightline.mechanisms.sealed import SealedCohort, SealedUpdates, open_sealed, refuse_look
 from sightline.plugins import MECHANISM
 from sightline.randomness import EVERYONE, Purpose
+from sightline.resources import CostMeter
 from sightline.topology import Channel, client_name
 from sightline.training import LocalTask
 
@@ -90,7 +89,9 @@ class TrainingRound:
             built, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, repeated=repeated, since=since,
             planned=None if plan is None else plan.begin_round(time),
         )  # fmt: skip
-        self._meter = CostMeter(built, time, self.counts, counting=not self.rehearsal)
+        self._meter: CostMeter | None = None
+        if built.resources is not None and not self.rehearsal:
+            self._meter = CostMeter(built.resources, built.topology, time, self.counts)
         self.control = ScheduleControl(built, execution, time, self.counts)
 
     @property
@@ -234,7 +235,8 @@ class TrainingRound:
         """Publish a value computed from what was sent up, by the top server to everyone."""
         top = self._built.topology.top
         (made,) = self.show_values([(value, top, top.audience, "mean of what was sent up")])
-        self._meter.charge_lifting()
+        if self._meter is not None:
+            self._meter.charge_lifting()
         return Public(value.value, frozenset({made.id}))
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
@@ -259,7 +261,8 @@ class TrainingRound:
             reach = gradient_reach(updates.task, self.control.planned)
             means.append(ChannelMean(context.channel, values[-1], reach, outcome.noise_std))
         self.control.channel_means.append(means)
-        self._meter.charge_gathering(contexts)
+        if self._meter is not None:
+            self._meter.charge_gathering([(context.channel, context.sampler) for context in contexts])
         return values
 
     def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
@@ -303,9 +306,10 @@ class TrainingRound:
         if not each:
             self._keep_numbers(channel, outcome, made[-1])
         self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
-        self._meter.charge_gathering([context])
-        if channel == self._built.topology.top:
-            self._meter.charge_lifting()
+        if self._meter is not None:
+            self._meter.charge_gathering([(channel, context.sampler)])
+            if channel == self._built.topology.top:
+                self._meter.charge_lifting()
         return made, outcome
 
     def _open_updates(self, updates: Updates, channel: Channel) -> tuple[Updates, Draws | None]:

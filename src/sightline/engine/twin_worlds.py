@@ -261,7 +261,7 @@ class TwinWorlds:
         if plan is None or adaptive or client not in updates.cohort.members:
             return
         if updates.recall is not None and not updates.recall.state.noised:
-            self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
+            self._raise_broken(world.subject, context, "its client adds un-noised values after the noise")
         plan = replace(batch_plan(plan, updates.task), line=context.line)
         one = replace(plan, steps=1, noise_multiplier=0.0, strategy=None)
         ends = []
@@ -324,16 +324,16 @@ class TwinWorlds:
         # Same streams, same noise: if a subject that was not drawn changes a bit, it entered the value all the same.
         if drawn is False:
             if not torch.equal(value, other):
-                self._tell_broken(subject, context, "it was not drawn, and the value is another without it")
+                self._raise_broken(subject, context, "it was not drawn, but the value changes without it")
             return
         shift = float(torch.linalg.vector_norm(value.double() - other.double()))
         self.comparisons.largest_share = max(self.comparisons.largest_share, shift / bound)
         rounding = ROUNDING * (bound + float(torch.linalg.vector_norm(value.double())))
         if not shift <= bound + rounding:
             reason = f"it moves the value by {shift:.6g}, but at most {bound:.6g} is claimed"
-            self._tell_broken(subject, context, reason)
+            self._raise_broken(subject, context, reason)
 
-    def _tell_broken(self, subject: Subject, context: ReleaseContext, reason: str) -> None:
+    def _raise_broken(self, subject: Subject, context: ReleaseContext, reason: str) -> None:
         way_out = "do not use this model, memory or mechanism: its epsilon would be too small"
         refuse("verify", subject.name, f"round {context.time}, {context.channel.name}: {reason}", way_out)
 

@@ -19,9 +19,10 @@ from sightline.config import AdaptiveClipping
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian, Product
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import RunningSum, rounded_gaussian, sum_and_noise, sum_sensitivity
+from sightline.mechanisms.clip_and_noise import RunningSum, sum_and_noise, sum_sensitivity
 from sightline.mechanisms.contract import BaseMechanism, MechanismFacts, ReleaseContext, ReleaseValues
 from sightline.mechanisms.gaussian_means import CentralMean, all_answer
+from sightline.mechanisms.integer_noise import rounded_gaussian
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE

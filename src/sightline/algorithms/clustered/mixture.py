@@ -272,13 +272,3 @@ def cluster_purity(assigned: Sequence[int], truth: Sequence[int]) -> float:
     for (cluster, _), size in pairs.items():
         best[cluster] = max(best.get(cluster, 0), size)
     return sum(best.values()) / len(truth)
-
-
-def same_clusters(found: Sequence[int], truth: Sequence[int]) -> bool:
-    """Return whether both put the same clients together, under any names of the clusters.
-
-    >>> same_clusters([2, 2, 0], [1, 1, 3]), same_clusters([2, 2, 2], [1, 1, 3])
-    (True, False)
-    """
-    pairs = set(zip(found, truth, strict=True))
-    return len(pairs) == len(set(found)) == len(set(truth))
