@@ -170,7 +170,7 @@ def run(
             simulate_nodes(built, directory, lambda make: loop(callers.start_with(done, make)), workers=at_once)
         elif transport is not None:
             post = transport(built, directory)
-            loop(callers.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
+            loop(callers.start_with(done, lambda built, *streams: simulated_clients(built, directory, post)))
         else:
             loop(callers.start_with(done, make_simulator))
     done.live.clear()
@@ -285,9 +285,9 @@ class _Listeners:
     def start_with(self, run: Run, make_worker: Callable[..., ClientExecutor]) -> Callable[..., ClientExecutor]:
         """Return a worker factory that calls `on_start` first: the run's directory then exists and is locked."""
 
-        def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
+        def make(built: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
             self.tell_start(run)
-            return make_worker(setting, public, secret)
+            return make_worker(built, public, secret)
 
         return make
 

@@ -157,8 +157,8 @@ REFUSED = [
         "needs everybody",
     ),
     (SAMPLES | {"sampling": {"samples": {"scheme": "balanced", "uses": 10**6}}}, "sampling.samples.uses"),
-    (BALANCED | {"algorithm.name": "scaffold"}, "remember"),
-    (CHECK_INS | {"algorithm.name": "feddyn"}, "remember"),
+    (BALANCED | {"algorithm.name": "scaffold"}, "keep state"),
+    (CHECK_INS | {"algorithm.name": "feddyn"}, "keep state"),
 ]
 
 

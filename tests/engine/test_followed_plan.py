@@ -405,7 +405,7 @@ def test_what_training_refuses_does_not_tell_who_was_drawn(file_of):
     start, model = {1: Public(torch.zeros(1))}, Public(torch.zeros(1))
     for seed in range(8):
         r = live_round(file_of(make(plain), "server", POISSON), seed)
-        with pytest.raises(Refused, match="start=1 models: has no model for some who could have been drawn"):
+        with pytest.raises(Refused, match="start=1 models: some members that could have been drawn have no model"):
             r.train(r.sample(), start)
         with pytest.raises(Refused, match="anchor=rows"):
             r.train(r.sample(), model, proximal=1.0, anchor=torch.zeros(4, 1))
@@ -609,7 +609,7 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     if merged > 3:
         own.round(state, r, None)
     else:
-        with pytest.raises(LeftPlan, match=r"would reach client-. than is planned"):
+        with pytest.raises(LeftPlan, match=r"would reach client-. than planned"):
             own.round(state, r, None)
 
 

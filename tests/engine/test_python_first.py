@@ -197,7 +197,7 @@ def test_the_model_of_a_run_from_a_file_comes_back(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((5, 1, 8, 8))
     np.testing.assert_array_equal(found.predict(x), run.predict(x))
     (run.directory / "model.safetensors").unlink()
-    with pytest.raises(InvalidInput, match=r"holds no model\.safetensors"):
+    with pytest.raises(InvalidInput, match=r"model\.safetensors is missing"):
         found.model()
 
 
@@ -286,7 +286,7 @@ def test_other_frozen_tensors_are_seen(tmp_path: Path) -> None:
         return made
 
     broken = break_off(tmp_path / "broken", model=net(0.0))
-    with pytest.raises(InvalidInput, match=r"last at work: frozen tensors and buffers; bring it back"):
+    with pytest.raises(InvalidInput, match=r"last worked: frozen tensors and buffers; restore it"):
         go(broken, file=broken, resume=True, model=net(1.0))
     note = go(broken, file=broken, resume=True, model=net(1.0), accept_changes=True).metadata["notes"][-1]
     assert "frozen tensors and buffers" in note
@@ -298,7 +298,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(
-        KeyboardInterrupt, match=r'go on with: sightline.run\(".*run", data=..., test=..., model=..., re'
+        KeyboardInterrupt, match=r'continue with: sightline.run\(".*run", data=..., test=..., model=..., re'
     ):
         go(tmp_path / "run", callbacks=[Keys()])
 

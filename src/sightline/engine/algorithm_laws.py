@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
@@ -55,8 +56,8 @@ class InventedValues(DryExecution):
         self._changed, self._scale = changed, scale
         self.calls: list[NotedCall] = []
 
+    @override
     def allow_schedule(self, built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """Return the wanted schedule, as in a real run."""
         return allow_schedule(built, wanted, most_steps)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:

@@ -93,7 +93,7 @@ def cluster_notes(
     if clusters is None:
         return []
     count = int(clusters.facts["count"])
-    notes = list(_of_the_mixture(clusters, count, asked))
+    notes = list(_mixture_notes(clusters, count, asked))
     whereabouts = [row["clusters"]["assignment"] for row in rows if row.get("clusters")]
     for m in range(count):
         empty = sum(m not in some for some in whereabouts)
@@ -103,7 +103,7 @@ def cluster_notes(
     return notes
 
 
-def _of_the_mixture(clusters: ClusterState, count: int, asked: int | None) -> Iterable[str]:
+def _mixture_notes(clusters: ClusterState, count: int, asked: int | None) -> Iterable[str]:
     mss = clusters.facts.get("mss")
     if asked is not None and count < asked:
         yield f"topology.count={asked}, but the updates of round one tell only {count} apart."
@@ -159,12 +159,12 @@ def evaluate_models(built: BuiltExperiment, models: Public | Mapping[int, Public
     shards, task = [client.test for client in built.federation.clients], built.model.task
     if isinstance(models, Public):
         whole = evaluate_model(built.model, models.value, built.federation.test)
-        own = _of_clients(built, evaluate_many(built.model, models.value, shards))
+        own = _client_metrics(built, evaluate_many(built.model, models.value, shards))
         return own | _test_metrics(task, whole.loss, whole.sums, whole.examples)
     rows = torch.stack([models[client].value for client in built.clients])
     result = evaluate_many(built.model, rows, shards)
-    own = _of_clients(built, result) | _mean_metrics(task, result)
-    return own | _of_groups(built, rows, result) if built.topology.compares_channels else own
+    own = _client_metrics(built, result) | _mean_metrics(task, result)
+    return own | _group_metrics(built, rows, result) if built.topology.compares_channels else own
 
 
 def _mean_metrics(task: Task, evaluations: Sequence[Evaluation]) -> Metrics:
@@ -175,7 +175,7 @@ def _mean_metrics(task: Task, evaluations: Sequence[Evaluation]) -> Metrics:
     return means | {"test_loss": _mean_finite([one.loss for one in evaluations if one.examples])}
 
 
-def _of_groups(built: BuiltExperiment, rows: Tensor, evaluations: list[Evaluation]) -> Metrics:
+def _group_metrics(built: BuiltExperiment, rows: Tensor, evaluations: list[Evaluation]) -> Metrics:
     """Return the mean training loss, and the worst and best group mean."""
     shards = [] if built.federation.elsewhere else [client.train for client in built.federation.clients]
     train = evaluate_many(built.model, rows, shards) if shards else []
@@ -206,10 +206,10 @@ def evaluated_kept(built: BuiltExperiment, kept: Mapping[int, Tensor], otherwise
     examples = sum(one.examples for one in judged)
     loss = math.fsum(one.loss * one.examples for one in judged) / examples if examples else math.nan
     sums = [math.fsum(column) for column in zip(*(one.sums for one in judged), strict=True)]
-    return _of_clients(built, own) | _test_metrics(built.model.task, loss, sums, examples)
+    return _client_metrics(built, own) | _test_metrics(built.model.task, loss, sums, examples)
 
 
-def _of_clients(built: BuiltExperiment, evaluations: list[Evaluation]) -> Metrics:
+def _client_metrics(built: BuiltExperiment, evaluations: list[Evaluation]) -> Metrics:
     metric = built.model.task.metric
     every = [main_metric(built.model.task, one) for one in evaluations]
     reached = [one for one in every if one is not None]

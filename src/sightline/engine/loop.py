@@ -58,12 +58,12 @@ from sightline.engine.run_directory import (
     MODEL,
     check_free,
     close_to_others,
-    disk_told,
     lock_directory,
     own_streams,
     remove_false_start,
     remove_secret,
     removed_if_nothing_was_released,
+    report_disk_errors,
     write_settings,
 )
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
@@ -112,7 +112,7 @@ def run_loop(
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
     # The lock comes first: it is the first file of a run, and it says whether the run made the directory.
-    with lock_directory(directory), disk_told(directory), kept:
+    with lock_directory(directory), report_disk_errors(directory), kept:
         if resume:
             check_data(directory, built.federation)
             close_to_others(directory)
@@ -135,7 +135,7 @@ def run_loop(
             )  # fmt: skip
             on_models(work.published_tensors)
             try:
-                return work.to_the_end()
+                return work.run_to_end()
             finally:
                 work.close()
         finally:
@@ -187,7 +187,7 @@ class TrainingLoop:
         self.worker = make_worker(built, public, self.secret)
         nodes = self.worker.nodes is not None
         self.twins = plan_worlds(built, make_worker, public, self.secret, verify, nodes=nodes)
-        self._compared_to = built.experiment.rounds if verify else 1
+        self._compared_rounds = built.experiment.rounds if verify else 1
         self.plan = self._follow_plan() if built.foreign and built.unit is not Unit.NONE else None
         if self.plan is not None:
             refuse_early_stop(built.experiment.privacy.stop_at_epsilon, self.plan)
@@ -221,8 +221,8 @@ class TrainingLoop:
                 "the noise of the rounds in between cannot be repeated"
             )
             raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
-        if changes and self._made_since(done):
-            change = self._break_with(done, changes)
+        if changes and self._last_released_round(done):
+            change = self._repeat_with_other_noise(done, changes)
         if wrong:
             self.on_note(
                 f"{wrong}; going on " + (f"from the one before, after round {done}" if done else "from the start")
@@ -248,12 +248,12 @@ class TrainingLoop:
         if any(self.ledger[id].time <= done for id in range(checkpoint.releases, len(self.ledger))):
             raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added after the last round")
 
-    def _made_since(self, done: int) -> int:
+    def _last_released_round(self, done: int) -> int:
         """Return the last round after `done` with releases in the ledger; 0 if there is none."""
         last = self.ledger[len(self.ledger) - 1].time if len(self.ledger) else 0
         return last if last > done else 0
 
-    def _break_with(self, done: int, changes: list[str]) -> Change:
+    def _repeat_with_other_noise(self, done: int, changes: list[str]) -> Change:
         """Let the interrupted round be repeated with other noise, because other code computes other values.
 
         The same noise on two values would cancel out. What was released before stays counted.
@@ -263,7 +263,7 @@ class TrainingLoop:
         if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
             reason = f"{what} changed, so the interrupted round would run twice, but a schedule has it once"
             invalid("--resume", self.directory, reason, way_out)
-        if self._made_since(done) > done + 1:
+        if self._last_released_round(done) > done + 1:
             reason = f"{what} changed, so more than one round would run twice"
             invalid("--resume", self.directory, reason, way_out)
         self.on_note(
@@ -271,9 +271,9 @@ class TrainingLoop:
         )
         return Change(done, len(self.ledger))
 
-    def to_the_end(self) -> str | None:
+    def run_to_end(self) -> str | None:
         """Run every remaining round; return the reason if the budget stopped the run."""
-        state, done = self._where_it_stands()
+        state, done = self._restore_state()
         self.state = state
         counted = bool(self.built.experiment.privacy.continue_ledger)
         self.built = replace(self.built, earlier=keep_earlier(self.record, self.built.earlier, counted=counted))
@@ -309,13 +309,13 @@ class TrainingLoop:
             self.on_note(f"metrics={', '.join(gone)}: not passed again, so the rounds from here on lack them")
         return {"metrics": [*task, *gone, *own]}
 
-    def _where_it_stands(self) -> tuple[State, int]:
+    def _restore_state(self) -> tuple[State, int]:
         result = self.resumed_from
         done = 0 if result is None else result.round
         steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
         # The same noise on new answers would cancel out: the difference of two noisy means is the late node's own
         # update. Only the one round that was interrupted can be repeated with other noise.
-        if not steadfast and self._made_since(done) > done + 1:
+        if not steadfast and self._last_released_round(done) > done + 1:
             reason = f"the checkpoint is from round {done}, but nodes saw later rounds and may answer differently now"
             raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
         if self.change.since and steadfast and self.worker.nodes is not None:
@@ -326,7 +326,7 @@ class TrainingLoop:
             return self.built.algorithm.init(start, self.built.clients, self.built.settings), 0
         noised = self.built.mechanism.facts.keeps_noised
         self.memories = {name: replace(state, noised=noised) for name, state in result.memories.items()}
-        self._look_around(result.state)
+        self._update_clusters(result.state)
         if not self.record.has_round(result.round):
             self._report_round(result.state, result.round, result.counts, seconds=0.0)
         return result.state, result.round
@@ -353,7 +353,7 @@ class TrainingLoop:
 
     def _commit_round(self, state: State, number: int, *, repeated: bool = False) -> tuple[TrainingRound, State]:
         execution = LiveExecution(self.worker, self.secret, self.schedules, self.noises)
-        if self.twins is not None and number <= self._compared_to:
+        if self.twins is not None and number <= self._compared_rounds:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.built, self.ledger, execution, number, self.memories)
         redone = repeated and self.built.experiment.privacy.noise == "correlated"  # has rows that no plan has
@@ -398,7 +398,7 @@ class TrainingLoop:
         return "" if self.built.unit is Unit.NONE else "; epsilon is that of the whole plan"
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
-        self._look_around(state)
+        self._update_clusters(state)
         self.state = state
         experiment = self.built.experiment
         last = number == experiment.rounds or self.built.algorithm.facts.finished(state)
@@ -416,7 +416,7 @@ class TrainingLoop:
             self.record.add_round(number, row)
         self.on_round({"round": number} | row)
 
-    def _look_around(self, state: State) -> None:
+    def _update_clusters(self, state: State) -> None:
         """Update clients' clusters for views and report."""
         before, self.built = self.built, self.built.as_found(state)
         if self.built is not before:

@@ -65,7 +65,7 @@ class ReleaseGate:
         self._planned = planned
         self._steadfast = steadfast
         self._again = max(since, len(ledger) if repeated else 0)
-        self._made_before = [] if repeated else _tail_of(ledger, time, since)
+        self._made_before = [] if repeated else _releases_of_round(ledger, time, since)
         self._released: set[CallId] = set()
         self._cohorts: defaultdict[str, list[DrawnCohort]] = defaultdict(list)
         # Ask the budget for the whole planned round at once: a plugin's round is charged in full even if it stops
@@ -117,7 +117,7 @@ class ReleaseGate:
                     drawn = None
                 draw, drawn = _hiding_draw(channel, updates, drawn), None
             elif self._built.unit is Unit.SAMPLE and claim.subjects and not isinstance(claim.event, Clear):
-                draw = Draw(Purpose.BATCHES, at.round, _number_of(claim.source), at.use, at.part, self._again)
+                draw = Draw(Purpose.BATCHES, at.round, _client_number_of(claim.source), at.use, at.part, self._again)
             result.append(claim if draw is None or claim.joint else replace(claim, draw=draw))
         return tuple(result)
 
@@ -135,7 +135,7 @@ class ReleaseGate:
         if self._planned is not None:
             self._planned.check_claims(claims, None if self._made_before else self._ledger)
         if self._made_before:
-            return self._found_again(claims)
+            return self._repeat_releases(claims)
         if self._budgeted:
             self._check_budget(claims)
         return self._ledger.append(claims)
@@ -160,14 +160,14 @@ class ReleaseGate:
         if rows:
             self._ledger.append(rows)
 
-    def _found_again(self, claims: Sequence[Release]) -> Sequence[Release]:
+    def _repeat_releases(self, claims: Sequence[Release]) -> Sequence[Release]:
         """Return the recorded releases of an interrupted round: the same streams make the same releases.
 
         Raise `SeenBefore` if nodes were asked again afterwards: they have seen this value, and the same noise on what
         they answer now would cancel out.
         """
         later = self._made_before[len(claims) :]
-        if not self._steadfast and _asked_for(claims) and _asked_for(later):
+        if not self._steadfast and _has_subjects(claims) and _has_subjects(later):
             raise SeenBefore
         result, self._made_before = self._made_before[: len(claims)], self._made_before[len(claims) :]
         if any(release.source == PLAN for release in result):
@@ -231,18 +231,18 @@ def _hiding_draw(channel: Channel, updates: Updates, drawn: DrawnCohort | None) 
     return drawn.draw
 
 
-def _number_of(source: str) -> int:
+def _client_number_of(source: str) -> int:
     """Return the number of a client by its name; `EVERYONE` for a server or an edge."""
     kind, _, digits = source.rpartition("-")
     return int(digits) if kind == "client" and digits.isdecimal() else EVERYONE
 
 
-def _asked_for(releases: Sequence[Release]) -> bool:
+def _has_subjects(releases: Sequence[Release]) -> bool:
     """Return whether members answered for some of the releases; others only show what was public already."""
     return any(release.subjects for release in releases)
 
 
-def _tail_of(ledger: Ledger, time: int, since: int) -> list[Release]:
+def _releases_of_round(ledger: Ledger, time: int, since: int) -> list[Release]:
     result: list[Release] = []
     for index in range(len(ledger) - 1, since - 1, -1):
         if ledger[index].time < time:

@@ -227,7 +227,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def disk_told(directory: Path) -> Iterator[None]:
+def report_disk_errors(directory: Path) -> Iterator[None]:
     """Turn a full or broken disk into one line of error; releases made before stay in the ledger and count."""
     try:
         yield

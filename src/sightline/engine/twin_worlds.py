@@ -347,8 +347,8 @@ def copy_recall(updates: Updates) -> StateAccess | None:
 def move_updates(updates: Updates, world: World, *, without: int | None) -> Updates:
     """Return the same training call in another world; without the subject in its cohort if that is hidden."""
     members = tuple(member for member in updates.cohort.members if member != without)
-    places = [index for index, member in enumerate(updates.cohort.members) if member != without]
-    task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(places)
+    indices = [index for index, member in enumerate(updates.cohort.members) if member != without]
+    task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(indices)
     return replace(
         updates,
         cohort=Cohort(members),
@@ -362,13 +362,13 @@ def move_updates(updates: Updates, world: World, *, without: int | None) -> Upda
 
 def select_member(updates: Updates, client: int, worker: ClientExecutor, recall: StateAccess | None) -> Updates:
     """Return the training call of one member."""
-    place = updates.cohort.members.index(client)
+    index = updates.cohort.members.index(client)
     return replace(
         updates,
         cohort=Cohort((client,)),
         starts={client: updates.starts[client]},
         worker=worker,
-        task=updates.task.select_clients([place]),
+        task=updates.task.select_clients([index]),
         recall=recall,
         shared=None,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline import accounting
 from sightline.events import Clear, Event, Gaussian
@@ -52,8 +53,8 @@ class SilentClients(KnownClients):
         super().__init__(updates, nodes)
         self._reason = reason
 
+    @override
     def run(self, call: TrainingCall) -> Iterator[Block]:
-        """Raise `BrokenLaw` with the check's own name."""
         raise BrokenLaw(self._reason, "it looks at updates")
 
 
@@ -79,8 +80,8 @@ class NotedUpdates(Updates):
 
     left: dict[int, Tensor] = field(default_factory=dict)
 
+    @override
     def collect_outputs(self, mechanism: ClientSideMechanism, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's output and record it."""
         for output in super().collect_outputs(mechanism, context):
             self.left[output.member] = output.value
             yield output

@@ -105,8 +105,8 @@ class AdaptiveMean(CentralMean):
     rule: AdaptiveClipping = DEFAULT
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Say as well what moves the clip norm."""
         sentence = (
             f"The clip norm follows the {self.rule.quantile:g} quantile of the updates' norms. "
             "It is computed from noised counts, which are part of the releases."
@@ -157,8 +157,8 @@ class AdaptiveMean(CentralMean):
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         return super().largest_output(self._with_clip_norm(context), dimension=dimension, splitter=splitter)
 
+    @override
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Clip and count, sum, noise both, divide by the expected cohort."""
         now, expected = self._with_clip_norm(context), context.sampler.expected
         noise, count_noise = split_noise(self._noise(now), self.rule.count_noise_multiplier)
         total, rng = CountingSum(self.new_sum(updates.worker.dimension)), now.noise(EVERYONE)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.accounting.strategies import Strategy
 from sightline.errors import refuse
@@ -367,8 +368,8 @@ class NoPrivacy(UniformMechanism):
         """Return an empty dict: there is no noise."""
         return {}
 
+    @override
     def in_parts(self, splitter: Splitter) -> "NoPrivacy":
-        """Return itself."""
         return self
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
@@ -395,8 +396,8 @@ class NoPrivacy(UniformMechanism):
         value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, finite.rejected)
 
+    @override
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release without noise per member."""
         what, audience = "own update, in the clear", context.channel.audience
         return tuple(
             context.sent_by(member, updates, event=Clear(), audience=audience, what=what)

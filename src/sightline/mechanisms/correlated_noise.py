@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from sightline.accounting.strategies import (
     Strategy,
@@ -153,8 +154,8 @@ class CorrelatedMean(CentralMean):
     stream: Stream = field(kw_only=True)
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Describe the stream as well."""
         return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
 
     def in_parts(self, splitter: Splitter) -> NoReturn:
@@ -220,8 +221,8 @@ class CorrelatedMean(CentralMean):
             line=context.line,
         )
 
+    @override
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Clip, sum, add the stream's next row, divide by the expected cohort."""
         clip_norm, row = self.clip_norm * context.channel.clip_factor, self.place_row(context)
         total = clipped_sum(
             updates.collect_updates(context),
@@ -249,15 +250,15 @@ def describe_strategy(strategy: Strategy, *, separation: int, uses: int, hidden:
     Errors are in units of the noise that independent noise would need for the same privacy.
     """
     gain, steps = measure_gain(strategy, separation=separation, uses=uses, hidden=hidden), strategy.steps
-    places = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
+    indices = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
     rows, plain = np.sqrt(error_rows(strategy)), np.sqrt(np.arange(1, steps + 1))
     scale = math.sqrt(float((plain**2).mean()) / float((rows**2).mean())) / gain
     return {
         "strategy": strategy.name, "steps": steps, "separation": separation, "uses": uses, "gain": gain,
         "coefficients": list(strategy.coefficients[:SHOWN_COEFFICIENTS]),
-        "shown": (places + 1).tolist(),
-        "errors": (scale * rows[places]).tolist(),
-        "independent": plain[places].tolist(),
+        "shown": (indices + 1).tolist(),
+        "errors": (scale * rows[indices]).tolist(),
+        "independent": plain[indices].tolist(),
     }  # fmt: skip
 
 
@@ -294,12 +295,12 @@ class CorrelatedByTrust(NoiseByTrust):
     stream: Stream = field(kw_only=True)
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Describe the streams as well: all edges share the strategy."""
         return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
 
+    @override
     def at(self, channel: Channel) -> CorrelatedMean:
-        """Return the mechanism of a channel, with the noise that its own members need."""
         refuse_untrusted(channel.name, channel.trusted)
         noise = max(self.noise_multipliers(channel.members).values(), default=self.noise_multiplier)
         return CorrelatedMean(self.clip_norm, noise, FloatSum, stream=self.stream)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.accounting.strategies import charge_stream, make_strategy
 from sightline.config import Correlated, Sampler
@@ -134,8 +135,8 @@ class PrivateStepsMechanism(UniformMechanism):
         """Return the noise multipliers of the clients' steps."""
         return {n: self.plans[n].noise_multiplier for n in clients}
 
+    @override
     def in_parts(self, splitter: Splitter) -> Self:
-        """Return the same steps over parts of the model."""
         return replace(self, plans={n: replace(plan, splitter=splitter) for n, plan in self.plans.items()})
 
 
@@ -151,8 +152,8 @@ class SampleAtClient(PrivateStepsMechanism, NoisedByClients):
     mean_of = "privately trained models"
 
     @cached_property
+    @override
     def facts(self) -> MechanismFacts:
-        """Per-example gradients are noised; clients see only the results of noised steps."""
         noised = all(plan.noise_multiplier > 0 for plan in self.plans.values())
         return MechanismFacts(
             NoisedValue.GRADIENT,
@@ -184,8 +185,8 @@ class SampleAtClient(PrivateStepsMechanism, NoisedByClients):
         told = describe_strategy(longest.strategy, separation=longest.groups, uses=uses)
         return told | {"of": "steps of a client's round"}
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's update after private steps."""
         for member, update in updates.train_privately(self._private_plans(updates, context)):
             yield ClientOutput(member, update)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Gaussian, Pure
@@ -127,8 +128,8 @@ class Output(NoisedByClients):
         curvature = self.weight_decay + updates.task.proximal
         return output_sensitivity(self.bound, self.sizes[client], replace(self.terms, curvature=curvature))
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's noised model, as an update of its start."""
         for member, result, broken in self._local_results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)

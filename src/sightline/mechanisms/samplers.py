@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
+from typing_extensions import override
 
 from sightline.config import ClientSampler
 from sightline.errors import SightlineError, invalid, refuse
@@ -134,8 +135,8 @@ class PoissonCohorts(Memoryless):
         """Return `Poisson(rate, event)`."""
         return Poisson(self.rate, event)
 
+    @override
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """Return one draw per cohort."""
         return {"steps": cohorts.count, "rate": self.rate}
 
 

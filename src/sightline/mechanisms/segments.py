@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, ConvexSegment, Event, Gaussian, Poisson, Segment
@@ -138,8 +139,8 @@ class SegmentSums(NoisedByClients):
             only_sums()
         return super().claim_each(updates, context)
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's sum of steps, noised by the member."""
         for member, update in self._local_steps(updates):
             value, rejected = self._add_noise(updates, context, [(member, update)], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
@@ -289,8 +290,8 @@ class ConvexSegments(SegmentSums):
     """An absolute amount of noise, instead of multiples of D."""
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """The end of a device's convex steps is noised."""
         return MechanismFacts(NoisedValue.PATH, private_steps=self.plans)
 
     def at(self, channel: Channel) -> Self:
