@@ -111,12 +111,12 @@ def run(
         )
     if isinstance(model, str) and not isinstance(file, Experiment):
         assignments, model = [*assignments, f"model.name={json.dumps(model)}"], None
-    index, notes = None if out is None else Path(out), list[str]()
+    folder, notes = None if out is None else Path(out), list[str]()
     if isinstance(file, str | Path) and Path(file).is_dir():
-        index = run_directory(Path(file), index, resume=resume or more_rounds is not None)
-        experiment = engine.read_settings(index, assignments)
+        folder = run_directory(Path(file), folder, resume=resume or more_rounds is not None)
+        experiment = engine.read_settings(folder, assignments)
     else:
-        if more_rounds is not None and index is None:
+        if more_rounds is not None and folder is None:
             shown = "an Experiment" if isinstance(file, Experiment) else file
             reason = f"more rounds need a run directory, and {shown} is not one"
             invalid("rounds", f"+{more_rounds}", reason, "e.g. runs/mine")
@@ -131,7 +131,7 @@ def run(
             "--accept-changes", True, "a new run has no earlier code that could have changed", "give it with --resume"
         )
     experiment, federation, factory = take_objects(experiment, data, test, model)
-    directory = engine.directory_to_resume(experiment, index) if resume else None
+    directory = engine.directory_to_resume(experiment, folder) if resume else None
     # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
     build = partial(
         engine.build_experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
@@ -144,7 +144,7 @@ def run(
     # Only now, so that an error is one line.
     for note in notes:
         _tell(note)
-    directory = directory or engine.new_directory(experiment, index)
+    directory = directory or engine.new_directory(experiment, folder)
     done, callers = Run(directory, built.model), _Listeners(listeners)
     command = _resume_command(directory, data=data, test=test, model=model, metrics=own.functions or None)
     make_simulator = simulator_maker(workers)

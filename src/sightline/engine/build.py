@@ -173,7 +173,7 @@ def build_experiment(
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
     adder = privacy.place if privacy.unit != "none" else "none"
-    index = topology.build_topology(
+    structure = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
@@ -183,19 +183,19 @@ def build_experiment(
     )
     # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
     if experiment.topology.kind not in topology.REGISTRY:
-        check_shape(experiment.topology.kind, index, clients=experiment.data.clients, place=adder, like=shape.like)
-    _refuse_schedules_of_changing_members(experiment, index)
-    every = {channel.name: channel for channel in (*index.channels, *index.gathering_channels, index.top)}
+        check_shape(experiment.topology.kind, structure, clients=experiment.data.clients, place=adder, like=shape.like)
+    _refuse_schedules_of_changing_members(experiment, structure)
+    every = {channel.name: channel for channel in (*structure.channels, *structure.gathering_channels, structure.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
     model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
     check_first_mechanism(experiment, federation.classes)
     mechanism = build_mechanism(
-        experiment, index, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
+        experiment, structure, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
         cohorts=algorithm.facts.cohorts(experiment), workload=partial(algorithm.facts.workload, settings),
     )  # fmt: skip
-    _refuse_unused_factors(index, mechanism)
+    _refuse_unused_factors(structure, mechanism)
     if mechanism.facts.numbers:
         algorithm = algorithms.wrap_released(algorithm)
     built = BuiltExperiment(
@@ -203,7 +203,7 @@ def build_experiment(
         federation,
         model,
         start,
-        index,
+        structure,
         samplers,
         mechanism,
         algorithm,

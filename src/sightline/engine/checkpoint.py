@@ -339,7 +339,7 @@ def own_code(built: BuiltExperiment) -> Iterator[tuple[str, str]]:
     the code that the model reaches is hashed instead.
     """
     named, name = dict(_named_objects(built)), built.experiment.model.name
-    waiting = [*named, *(str(getattr(thing, "__module__", index)) for index, thing in named.items())]
+    waiting = [*named, *(str(getattr(thing, "__module__", module)) for module, thing in named.items())]
     if ":" in name:
         waiting += [type(module).__module__ for module in built.model.module().modules()]
     tops = {plugin.module.partition(".")[0] for plugin in built.plugins} - {"sightline"}
@@ -366,9 +366,9 @@ def _named_objects(built: BuiltExperiment) -> Iterator[tuple[str, Any]]:
     """Yield (module, object) of everything that the experiment file names by its location."""
     model = built.experiment.model
     for name in (model.name, model.loss or ""):
-        index, colon, attribute = name.partition(":")
+        module, colon, attribute = name.partition(":")
         if colon and not is_given_model(name):
-            yield index, getattr(import_module(index), attribute)
+            yield module, getattr(import_module(module), attribute)
     for plugin in built.plugins:
         yield plugin.module, plugin.load_object()
 
@@ -380,7 +380,7 @@ def is_own(module: ModuleType) -> bool:
         return module.__name__ == "__main__"
     path, ours = Path(file).resolve(), Path(__file__).resolve().parents[1]
     installed = {"site-packages", "dist-packages"} & set(path.parts)  # also those of another environment below this one
-    return not installed and not any(path.is_relative_to(index) for index in (*_INSTALLED, ours))
+    return not installed and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, ours))
 
 
 def _imports(module: ModuleType) -> Iterator[str]:

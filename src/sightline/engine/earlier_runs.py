@@ -195,8 +195,8 @@ def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
     if init is None:
         return None
     # where the file really is comes first: a link or a copy in another run's folder must not borrow its ledger
-    places = (*list(init.resolve().parents)[:3], init.parent)
-    directory = next((index for index in places if (index / DATABASE).exists()), None)
+    folders = (*list(init.resolve().parents)[:3], init.parent)
+    directory = next((folder for folder in folders if (folder / DATABASE).exists()), None)
     if directory is not None:
         return _read_chain(init, directory, digest)
     made = _made_under(init)

@@ -163,9 +163,13 @@ class SegmentSums(NoisedByClients):
         return list(updates.train_segments(self._private_plans))
 
     def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
-        """Return the members' steps of this segment: clipped, and not noised one by one."""
-        steps, _ = _steps_of(updates)
-        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
+        """Return the members' steps of this segment, without noise in each."""
+        steps = self._planned_steps(updates)
+        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps[n]) for n in updates.cohort.members]
+
+    def _planned_steps(self, updates: Updates) -> dict[int, int]:
+        """Return each member's steps in this segment. Raise `Refused` for steps that the claim does not cover."""
+        return dict.fromkeys(updates.cohort.members, _steps_of(updates)[0])
 
     def _add_noise(
         self,
@@ -356,10 +360,10 @@ class ConvexSegments(SegmentSums):
         steps = {n: task.steps or self.plans[n].steps for n in members}
         return steps, {n: task.most_steps or steps[n] for n in members}
 
-    def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
+    @override
+    def _planned_steps(self, updates: Updates) -> dict[int, int]:
         self._check_contraction(updates, updates.cohort.members)
-        steps, _ = self._step_counts(updates)
-        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps[n]) for n in updates.cohort.members]
+        return self._step_counts(updates)[0]
 
     def _add_noise(
         self,
