@@ -20,7 +20,7 @@ from sightline.formatting import read_text
 from sightline.mechanisms import CohortSampler
 from sightline.plugins import RESOURCES, locate_plugin, refuse_plugin
 from sightline.randomness import Purpose, Streams
-from sightline.topology import Channel, client_name
+from sightline.topology import Channel, Topology, client_name
 
 Floats = NDArray[np.float64]
 
@@ -465,9 +465,35 @@ def _read_overlap(value: Any) -> Overlap:
     return Overlap(value)
 
 
+class CostMeter:
+    """Adds energy and delay of one round to its metrics."""
+
+    def __init__(self, resources: Resources, topology: Topology, time: int, counts: dict[str, float]) -> None:
+        self._resources, self._topology, self._time, self._counts = resources, topology, time, counts
+        self._gatherings = 0
+        self._add_cost(Cost())
+
+    def charge_gathering(self, sampled: Sequence[tuple[Channel, CohortSampler]]) -> None:
+        """Charge one upload by the cohorts of these channels at its mean cost."""
+        # The mean over the sampling, never the realised cohort: devices have different distances, so a sum of a few
+        # energies would be a fingerprint of who took part.
+        self._add_cost(self._resources.cost_of_gathering(sampled, round=self._time, use=self._gatherings))
+        self._gatherings += 1
+
+    def charge_lifting(self) -> None:
+        """Charge sending the edges' values up to the top, level by level."""
+        for nodes in self._topology.uplinks:
+            self._add_cost(self._resources.cost_of_lifting(nodes, round=self._time))
+
+    def _add_cost(self, cost: Cost) -> None:
+        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
+            self._counts[name] = self._counts.get(name, 0.0) + value
+
+
 __all__ = [
     "MODELS",
     "Cost",
+    "CostMeter",
     "CostTable",
     "Overlap",
     "Prices",

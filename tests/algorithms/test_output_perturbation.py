@@ -139,7 +139,7 @@ def test_clipped_models_go_with_every_algorithm(tiny, tmp_path):
         ),
         ({"privacy": private("strongly_convex")}, "proximal or L2"),
         ({"privacy": private("strongly_convex"), "model": {"name": "mlp"}, **PROX}, "network"),
-        ({"privacy": private("strongly_convex"), "algorithm": {"name": "feddyn"}}, "proximal terms only"),
+        ({"privacy": private("strongly_convex"), "algorithm": {"name": "feddyn"}}, "is proved only for"),
         ({"privacy": private("per_sample_mean")}, "one mean of clipped"),
         ({"privacy": private("as_published")}, 'no guarantee; .* use sensitivity = "clipped_model"'),
         ({"privacy": private("clipped_model") | {"unit": "client"}}, "single examples"),

@@ -369,7 +369,7 @@ def test_nobody_is_asked_out_of_turn(tiny, tmp_path):
         ledger = Ledger()
         r = TrainingRound(setting, ledger, LiveExecution(worker, Streams.from_seed(1)), 1)
         updates = r.train(Cohort(tuple(sorted(cohort))), Public(setting.start))
-        with pytest.raises(Refused, match="asked out of turn"):
+        with pytest.raises(Refused, match="not its turn"):
             r.release_mean(updates)
         assert not len(ledger)
         assert not worker.asked
@@ -402,7 +402,7 @@ def test_a_round_is_released_once(tiny):
 def test_noise_does_not_go_on_where_the_ledger_has_gaps():
     strategy = STRATEGIES["bsr"]
     row = NoiseRow("server, noise stream 1", "server, noise stream 1", 3, 4, 7)
-    with pytest.raises(Refused, match="goes on from 3 earlier rounds, and the ledger has 0"):
+    with pytest.raises(Refused, match="continues 3 earlier rounds, but the ledger has 0"):
         NoiseStreams(Streams.from_seed(0)).draw_noise(row, strategy, 5, ())
 
 
@@ -412,7 +412,7 @@ def test_changed_packages_do_not_go_on_with_a_stream(tiny, tmp_path, monkeypatch
         with pytest.raises(Crash):
             sightline.run(tiny(**STREAM), out=tmp_path / "run")
     monkeypatch.setattr("sightline.engine.checkpoint.package_versions", lambda: {"numpy": "0.1"})
-    with pytest.raises(InvalidInput, match="might not be drawn again"):
+    with pytest.raises(InvalidInput, match="cannot be repeated"):
         sightline.run(tiny(**STREAM), out=tmp_path / "run", resume=True, accept_changes=True)
 
 
@@ -435,7 +435,7 @@ REFUSED = [
     ({"privacy.mechanism": "output", "privacy.unit": "sample", "privacy.where": "client",
       "privacy.sensitivity": "clipped_model"}, "streams are of Gaussian noise"),
     ({"model": {"name": "mlp", "hidden": [6]}, "algorithm.split": {"parts": 2}}, "hidden parts"),
-    ({"topology": {"kind": "tree", "subnets": 2, "trusted": 0.0}}, "edge-0, which is not trusted"),
+    ({"topology": {"kind": "tree", "subnets": 2, "trusted": 0.0}}, "edge-0 is not trusted"),
     ({"topology": {"kind": "clusters", "count": 2}, "algorithm.name": "oracle_clusters"}, "move between clusters"),
     ({"privacy.noise": "independent", "privacy.correlated": {"strategy": "bsr"}}, "the noise is independent"),
     ({"privacy.correlated": {"separation": 1}}, "separation=1"),
@@ -471,7 +471,7 @@ def test_hidden_draws_are_for_bands_that_end_before_the_next_turn(tiny, changes,
 
 
 def test_hidden_draws_are_not_for_clients_that_remember(tiny):
-    with pytest.raises(Refused, match="no bound with hidden draws"):
+    with pytest.raises(Refused, match="no bound is known for state with hidden draws"):
         engine.calibrate_noise(engine.build_experiment(tiny(**DRAWN, **{"algorithm.name": "scaffold"})))
 
 
@@ -481,7 +481,7 @@ def test_members_that_come_and_go_have_no_stream(tmp_path):
     )
     topology = {"kind": "groups", "file": str(tmp_path / "groups.json")}
     plain = changed(TINY, STREAM | {"topology": topology, "algorithm": {"name": "dp_ogl"}})
-    with pytest.raises(Refused, match="come and go"):
+    with pytest.raises(Refused, match="members join and leave"):
         engine.build_experiment(sightline.config.parse(plain))
 
 

@@ -74,7 +74,7 @@ def test_the_simulator_refuses_un_noised_state_in_private_steps_too():
 def test_segments_take_no_state(site_of):  # noqa: F811
     """Their steps are not noised one by one, so that what is kept of them would enter the next segment as it is."""
     setting, _, updates = unnoised_updates(SEGMENTS)
-    with pytest.raises(Refused, match="carries their examples into this one"):
+    with pytest.raises(Refused, match="carries examples of earlier segments"):
         setting.mechanism._private_plans(updates)
     site = site_of(SEGMENTS, epsilon=1e4)
     part = site.approvals.all()[0].calls[0].part

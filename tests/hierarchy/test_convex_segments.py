@@ -136,8 +136,8 @@ def test_an_absolute_noise_is_charged_for_what_it_is(tmp_path):
 NOT_CONVEX = [
     ({"model": {"name": "mlp"}}, "proven convex and smooth"),
     ({"local.momentum": 0.5}, "momentum"),
-    ({"local.learning_rate": 30.0}, "steps drive paths apart"),
-    ({"local.weight_decay": 100.0}, "steps drive paths apart"),
+    ({"local.learning_rate": 30.0}, "two paths diverge"),
+    ({"local.weight_decay": 100.0}, "two paths diverge"),
     ({"privacy.unit": "client"}, "single examples"),
     ({"privacy.where": "server"}, "path of several"),
     ({"sampling": {"samples": {"scheme": "balanced", "uses": 2}}}, "independent draws"),

@@ -848,7 +848,7 @@ if isinstance(cohort, SealedCohort):
     ),
     "owner-outside-its-audience": bug(
         "a party that gathers need not be in its own audience",
-        "_broken_laws",
+        "_find_problems",
         "channel.name not in channel.audience",
         "channel.name in channel.members",
         "tests/plugins/test_plugin_laws.py::test_whoever_gathers_is_not_charged_nothing",

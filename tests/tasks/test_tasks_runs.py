@@ -220,12 +220,12 @@ def test_progress_names_the_metric(capsys):
 
 
 REFUSED = [
-    ("regression", {"algorithm": {"name": "ifca"}, "topology": {"kind": "clusters", "count": 2}}, "right answers"),
-    ("language", {"algorithm": {"name": "rdpcfl"}, "topology": {"kind": "clusters", "count": 2}}, "right answers"),
+    ("regression", {"algorithm": {"name": "ifca"}, "topology": {"kind": "clusters", "count": 2}}, "correct predictions"),
+    ("language", {"algorithm": {"name": "rdpcfl"}, "topology": {"kind": "clusters", "count": 2}}, "correct predictions"),
     ("regression", {"privacy": {"unit": "sample", "mechanism": "objective", "noise_multiplier": 1.0}},
      "proved for cross entropy"),
     ("regression", {"topology": {"kind": "groups", "structure": "labels"}, "algorithm": {"name": "dp_ogl"}},
-     "no labels that groups could be made by"),
+     "no labels from which groups could be formed"),
     ("regression", {"local": {"compiled": True}}, "compiled code computes only the gradient of cross entropy"),
     ("binary", {"data": {"classes": 3}}, "it has 3 classes, but a binary task has two"),
     ("classification", {"local": {"optimizer": "adam", "compiled": True}}, "compiled code takes steps of SGD"),
@@ -261,9 +261,9 @@ def test_what_makes_no_sense_is_one_clear_line(task, changes, words):
 @pytest.mark.parametrize(
     ("local", "words"),
     [
-        ({"optimizer": "adam"}, "a segment's sum of them not at most eta m G"),
+        ({"optimizer": "adam"}, "can exceed eta m G"),
         ({"optimizer": "momentum"}, "momentum carries a gradient into steps after its segment"),
-        ({"schedule": "cosine"}, "h2fdp has a schedule of its own"),
+        ({"schedule": "cosine"}, "h2fdp sets the step sizes by algorithm.schedule"),
     ],
 )
 def test_segments_are_sums_of_plain_steps(local, words):

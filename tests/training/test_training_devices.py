@@ -236,7 +236,7 @@ def test_another_device_is_a_change_that_whoever_resumes_accepts(nothing_there, 
     assert "device" not in describe_identity(setting, tmp_path / "run")
     record = RunRecord.open(tmp_path / "run")
     try:
-        with pytest.raises(InvalidInput, match="device cpu -> mps; bring it back, or go on with --accept-changes"):
+        with pytest.raises(InvalidInput, match="device cpu -> mps; restore it, or resume with --accept-changes"):
             check_identity(record, elsewhere, accept=False)
         assert check_identity(record, elsewhere, accept=True)[1] == ["device cpu -> mps"]
     finally:
