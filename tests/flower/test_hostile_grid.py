@@ -259,7 +259,7 @@ def test_a_reply_that_claims_to_be_the_answer_to_another_question_takes_nothing_
 
 
 def test_a_good_record_is_a_letter():
-    assert from_record(record()).words == json.loads('{"a": 1}')
+    assert from_record(record()).fields == json.loads('{"a": 1}')
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from sightline.data import Kind
 from sightline.errors import InvalidInput, SightlineError, invalid, printable
 from sightline.runtimes.flower.federation import MOST_CLIENT, MOST_EXAMPLES, RegisterFile, read_public_key, read_section
 from sightline.runtimes.remote.clients import LONGEST_REASON
-from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, LARGEST_WORDS, WireMessage, read_npy, read_words
+from sightline.runtimes.remote.message import LARGEST_FIELDS, LARGEST_SITE_FIELDS, WireMessage, read_fields, read_npy
 from sightline.runtimes.site.site import HELLO
 from sightline.topology import client_name
 
@@ -111,7 +111,7 @@ class NodeRegistry:
                 self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
             else:
                 self._tries[node] = TRIES
-                self._admit_node(node, answer.words, here)
+                self._admit_node(node, answer.fields, here)
         return {client: node for client, node in self._node_of.items() if here.get(node) == client}
 
     def _admit_node(self, node: int, facts: Mapping[str, Any], here: Mapping[int, int | None]) -> None:
@@ -156,26 +156,26 @@ def _is_count(number: Any, most: int) -> bool:
     return type(number) is int and 0 <= number <= most
 
 
-WORDS, ARRAYS = "words", "arrays"
+FIELDS, ARRAYS = "words", "arrays"
 
 
 def to_record(letter: WireMessage) -> RecordDict:
     """Return the message as a record: fields as one JSON text, arrays as they are."""
     arrays = {name: Array(np.asarray(array, order="C")) for name, array in letter.arrays.items()}
     return RecordDict(
-        {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
+        {FIELDS: ConfigRecord({"json": json.dumps(dict(letter.fields), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
     )
 
 
-def from_record(record: RecordDict, *, most_words: int = LARGEST_WORDS) -> WireMessage:
-    """Return the message in a record, with at most `most_words` characters of fields.
+def from_record(record: RecordDict, *, largest_fields: int = LARGEST_FIELDS) -> WireMessage:
+    """Return the message in a record, with at most `largest_fields` characters of fields.
 
     Guarantees: any other record raises InvalidInput and nothing else.
     """
     try:
         # Flower's own reader is not used: it also opens archives, and NumPy's raises more than it documents.
-        words = read_words(record.config_records[WORDS]["json"], most=most_words)
-        return WireMessage(words, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
+        fields = read_fields(record.config_records[FIELDS]["json"], most=largest_fields)
+        return WireMessage(fields, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
     except Exception as error:
         raise InvalidInput(f"message={type(error).__name__}: not a message of this version") from None
 
@@ -303,7 +303,7 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
             return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
         if (size := _count_bytes(reply.content)) > largest:
             return f"sent {size} bytes, at most {largest} are an answer"
-        return from_record(reply.content, most_words=LARGEST_SITE_WORDS)
+        return from_record(reply.content, largest_fields=LARGEST_SITE_FIELDS)
     except SightlineError as error:
         return f"sent nonsense: {error}"
     except Exception as error:
@@ -313,5 +313,5 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
 def _count_bytes(record: RecordDict) -> int:
     """Return the bytes that would be unpacked: arrays and fields, wherever they are."""
     arrays = sum(len(array.data) for part in record.array_records.values() for array in part.values())
-    words = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
-    return arrays + words
+    fields = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
+    return arrays + fields
