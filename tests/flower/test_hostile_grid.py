@@ -342,7 +342,7 @@ def test_the_size_of_a_site_is_what_the_register_says(examples):
     told = []
     wire = Wire((10,), lambda pushed: [reply(pushed[0], WireMessage(HELLO | {"examples": examples}))])
     assert registry(wire, told)() == {}
-    assert told == [f"node 10: turned away, it says {examples} examples, and the register says 10"]
+    assert told == [f"node 10: turned away, it says {examples} examples, but the register says 10"]
 
 
 def test_the_output_names_the_sites_that_are_waited_for(monkeypatch):
@@ -394,7 +394,7 @@ def test_an_answer_of_too_many_bytes_is_not_unpacked():
     post = GridTransport(
         Wire((10,), lambda pushed: [reply(pushed[0], value(1))]), lambda: {0: 10}, timeout=5, largest=50
     )
-    assert post.ask({0: WireMessage({"client": 0})}, "server/1")[0].endswith("bytes, at most 50 are an answer")
+    assert post.ask({0: WireMessage({"client": 0})}, "server/1")[0].endswith("bytes; an answer has at most 50")
 
 
 def written(tmp_path, *sites):
@@ -414,8 +414,8 @@ def test_a_register_is_read_as_flower_tells_keys(tmp_path):
     ("sites", "law"),
     [
         ([(0, LINES[0], 10)], "client-1 is not in it, and the experiment has 2 clients"),
-        ([(0, LINES[0], 10), (1, LINES[0], 10)], "one client has one key, and one key is one client's"),
-        ([(0, LINES[0], 10), (0, LINES[1], 10)], "one client has one key, and one key is one client's"),
+        ([(0, LINES[0], 10), (1, LINES[0], 10)], "a client or a key occurs twice"),
+        ([(0, LINES[0], 10), (0, LINES[1], 10)], "a client or a key occurs twice"),
         ([(0, "", 10)], "the key of client-0 is not an OpenSSH public key; paste the line of its .pub file"),
         ([(0, LINES[0], 10**9)], "less than or equal to 100000000"),
         ([(0, LINES[0], 0)], "greater than or equal to 1"),

@@ -346,7 +346,7 @@ def _receive_answer(pipe: Connection) -> BaseException | None:
         answer: BaseException | None = pipe.recv()
         return answer
     except EOFError:
-        return RuntimeError("a training process ended unexpectedly; the run can go on with --resume")
+        return RuntimeError("a training process ended unexpectedly; continue the run with --resume")
 
 
 def trainer_for(clients: LocalClients, workers: int) -> HereTrainer | PoolTrainer:

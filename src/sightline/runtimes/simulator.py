@@ -214,7 +214,7 @@ class Simulator:
 def candidates_of(call: TrainingCall) -> Tensor:
     """Return the models that a call asks to evaluate."""
     if call.candidates is None:
-        invalid("candidates", "missing", "right answers are counted for given models")
+        invalid("candidates", "missing", "the call names no models to evaluate")
     return call.candidates
 
 
@@ -223,9 +223,9 @@ def check_workers(workers: int | str) -> None:
     if isinstance(workers, str) and workers == AUTO:
         return
     if isinstance(workers, bool) or not isinstance(workers, int):
-        invalid("workers", workers, "is a whole number or auto")
+        invalid("workers", workers, "must be a positive whole number or auto")
     if workers < 1:
-        invalid("workers", workers, "at least one process trains")
+        invalid("workers", workers, "must be at least 1")
 
 
 def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, Streams], Simulator]:

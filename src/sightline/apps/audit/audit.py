@@ -144,11 +144,11 @@ def check_numbers(
     counts = (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1), ("runs", runs, 0))
     for name, value, least in counts:
         if value < least:
-            invalid(name, value, f"at least {least} are needed to say anything")
+            invalid(name, value, f"must be at least {least}")
     if delta is not None and not 0 <= delta < 1:
-        invalid("delta", delta, "a delta lies in [0, 1)")
+        invalid("delta", delta, "must lie in [0, 1)")
     if not 0 < confidence < 1:
-        invalid("confidence", confidence, "a confidence lies between 0 and 1")
+        invalid("confidence", confidence, "must lie between 0 and 1")
 
 
 def audit_built(

@@ -21,7 +21,7 @@ Examples:
   sightline audit examples/quickstart.toml --set privacy.arithmetic=integer --delta 0.01
   sightline audit examples/overlapping-groups.toml --set data.clients=40 --subject client-3 --plot audit.svg
 
-Exit codes: 0 no claim was refuted, 1 one was, 2 bad input. See docs/auditing.md for what the numbers mean.
+Exit codes: 0 no claim refuted, 1 a claim refuted, 2 bad input. docs/auditing.md explains the numbers.
 """
 
 METHODS = {
@@ -41,14 +41,14 @@ FOUND, CLAIM, WRONG, INK, SOFT = "#1f6fb2", "#0b8068", "#b03060", "#1c2230", "#5
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option("Change a key, e.g. privacy.epsilon=4.")
 @click.option("--trials", type=int, default=1000, show_default=True, help="Runs with the subject, and as many without.")
-@click.option("--canaries", type=int, default=1000, show_default=True, help="Canaries of the one run, at most.")
+@click.option("--canaries", type=int, default=1000, show_default=True, help="Most canaries in one run.")
 @click.option(
     "--runs", type=int, default=4, show_default=True, help="Runs of canaries pooled against the claimed curve."
 )
-@click.option("--rounds", type=int, help="Rounds to audit (default: the file's, at most 10); both numbers are of them.")
+@click.option("--rounds", type=int, help="Rounds to audit, and to claim for (default: the file's, at most 10).")
 @click.option("--delta", type=float, help="The delta of every number (default: the file's; see docs/auditing.md).")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="With which the lower bound holds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the audit's own random draws.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the lower bounds.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the audit's own random draws.")
 @click.option("--observer", help="Whose view to attack from, e.g. edge-1 (default: the one with the largest claim).")
 @click.option("--subject", help="Whose data to attack, e.g. client-3 (default: the one with the largest claim).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw bounds and claims to this .svg or .html file.")

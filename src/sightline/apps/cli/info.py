@@ -70,7 +70,7 @@ Examples:
 def experiments_command(system: str | None, folder: Path, as_json: bool) -> None:
     """List the papers' figures and tables: what each reproduces, what to expect, how long it takes.
 
-    SYSTEM narrows the list to one of them, such as groups or hierarchy.
+    SYSTEM limits the list to one paper, such as groups or hierarchy.
     """
     from sightline.config.experiment_file import read_reproductions
     from sightline.errors import did_you_mean, invalid
@@ -78,7 +78,7 @@ def experiments_command(system: str | None, folder: Path, as_json: bool) -> None
     reproductions = read_reproductions(folder)
     systems = list(dict.fromkeys(reproduction.system for reproduction in reproductions))
     if system is not None and system not in systems:
-        invalid("system", system, "has no figures and tables here", did_you_mean(system, systems))
+        invalid("system", system, "no paper of this name has figures or tables here", did_you_mean(system, systems))
     reproductions = [reproduction for reproduction in reproductions if system in (None, reproduction.system)]
     if as_json:
         click.echo(json.dumps({"experiments": [_plain_reproduction(reproduction) for reproduction in reproductions]}))
@@ -149,7 +149,7 @@ Examples:
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL; it takes effect in the next one that you open."""
+    """Print the completion script for SHELL; it takes effect in the next shell that you open."""
     completion = get_completion_class(shell)
     if completion is not None:
         click.echo(completion(context.find_root().command, {}, "sightline", "_SIGHTLINE_COMPLETE").source())

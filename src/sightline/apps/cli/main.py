@@ -256,7 +256,7 @@ def _usage_line(error: click.UsageError, arguments: list[str]) -> str:
         if keys:
             value = _value_after(error.option_name, arguments)
             way_out = " or ".join(f"--set {key}={value}" for key in keys)
-            return one_line(error.option_name, value, "no such option, but a key of the experiment", f"write {way_out}")
+            return one_line(error.option_name, value, "not an option but a key of the experiment", f"write {way_out}")
     path = error.ctx.command_path if error.ctx else "sightline"
     return " ".join(error.format_message().split()) + f"; see {path} --help"
 

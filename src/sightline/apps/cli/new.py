@@ -82,9 +82,9 @@ STARTS: Mapping[str, Start] = {
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--topology", type=click.Choice(list(STARTS)), help="Who talks to whom (default: as the algorithm needs)."
+    "--topology", type=click.Choice(list(STARTS)), help="Who sends to whom (default: what the algorithm needs)."
 )
-@click.option("--algorithm", help="Its name, such as fedprox (default: as the topology needs).")
+@click.option("--algorithm", help="Name, such as fedprox (default: what the topology needs).")
 @click.option("--unit", type=click.Choice(["client", "sample", "none"]), help="What is protected.")
 @click.option("--epsilon", type=click.FloatRange(min=0, min_open=True), help=f"Default: {DEFAULT_EPSILON:g}.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -99,7 +99,7 @@ def new_command(
     if not file.parent.is_dir():
         invalid("file", file, "its folder does not exist", "make the folder first")
     if unit == "none" and epsilon is not None:
-        invalid("--epsilon", epsilon, "unit none promises nothing", "leave one of them away")
+        invalid("--epsilon", epsilon, "--unit none has no guarantee", "remove one of the two")
     text = experiment_text(file, topology, algorithm, unit, epsilon or DEFAULT_EPSILON)
     write_whole(file, text)
     if as_json:

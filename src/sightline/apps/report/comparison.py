@@ -174,19 +174,19 @@ class Comparison:
         return text_table("", *comparison_table(self))
 
 
-def compare_runs(places: Sequence[Path]) -> Comparison:
+def compare_runs(runs: Sequence[Path]) -> Comparison:
     """Read the runs in these folders and group them by the settings that differ."""
-    return group_runs([RunView.read(directory) for directory in runs_of(places)])
+    return group_runs([RunView.read(directory) for directory in runs_of(runs)])
 
 
-def compare(*places: Path | str) -> Comparison:
+def compare(*runs: Path | str) -> Comparison:
     """Read runs, or folders of runs such as a sweep's, and return them side by side, as `sightline compare` does.
 
     `print` shows the table; `.to_frame()` has one row per run.
     """
-    if not places:
-        invalid("places", "", "no run is named", "give run directories, or a folder of runs")
-    return compare_runs([Path(index) for index in places])
+    if not runs:
+        invalid("runs", "none", "no run is named", "give run directories, or a folder of runs")
+    return compare_runs([Path(run) for run in runs])
 
 
 def group_runs(runs: Sequence[RunView]) -> Comparison:
@@ -386,7 +386,7 @@ def check_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of measures. Raises for an unknown one."""
     for name in names:
         if name not in COLUMNS:
-            invalid("--columns", name, "no measure of a run", did_you_mean(name, list(COLUMNS)))
+            invalid("--columns", name, "no such measure", did_you_mean(name, list(COLUMNS)))
     return tuple(names)
 
 

@@ -132,4 +132,4 @@ def _save(path: Path, **arrays: Any) -> None:
 
 def _check_new(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        invalid("DIR", directory, "is there already and not empty", "choose another")
+        invalid("DIR", directory, "exists and is not empty", "choose another")

@@ -55,9 +55,7 @@ def read_register(path: str, clients: int) -> Register:
     for site in sites:
         key = read_public_key(site.key, "register: key", f"the key of {client_name(site.client)}")
         if key in client_of or site.client in client_of.values():
-            invalid(
-                "register: client", site.client, "one client has one key, and one key is one client's", "remove one"
-            )
+            invalid("register: client", site.client, "a client or a key occurs twice", "remove one of the two")
         client_of[key] = site.client
     if missing := sorted(set(range(clients)) - set(client_of.values())):
         reason = f"{client_name(missing[0])} is not in it, and the experiment has {clients} clients"
@@ -121,7 +119,7 @@ class NodeRegistry:
         why = _wrong_facts(facts) or self._why_not_registered(client, facts) or self._why_unlike(facts)
         other = self._node_of.get(client, node)
         if not why and other != node and here.get(other) == client:
-            why = f"says that it is {client_name(client)}, which another connected node is already"
+            why = f"says that it is {client_name(client)}, but another connected node is that client already"
         if why:
             self._tell(printable(f"node {node}: turned away, it {why}", most=LONGEST_REASON))
             return
@@ -130,14 +128,16 @@ class NodeRegistry:
 
     def _why_not_registered(self, client: int, facts: Mapping[str, Any]) -> str:
         if facts["client"] != client:
-            return f"says that it is {client_name(int(facts['client']))}, and its key is {client_name(client)}'s"
+            return f"says that it is {client_name(int(facts['client']))}, but its key belongs to {client_name(client)}"
         # A claimed size is never believed: it would be a weight in the mean, and memory to allocate.
         known = self._register.examples[client]
-        return "" if facts["examples"] == known else f"says {facts['examples']} examples, and the register says {known}"
+        return "" if facts["examples"] == known else f"says {facts['examples']} examples, but the register says {known}"
 
     def _why_unlike(self, facts: Mapping[str, Any]) -> str:
         first = next(iter(self.facts.values()), facts)
-        return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
+        return (
+            "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than other sites"
+        )
 
 
 def _wrong_facts(facts: Mapping[str, Any]) -> str:
@@ -145,10 +145,10 @@ def _wrong_facts(facts: Mapping[str, Any]) -> str:
         return f"refused: {facts['refused']}"
     shape = facts.get("shape")
     if not isinstance(shape, list) or len(shape) not in (1, 2, 3) or facts.get("kind") not in list(Kind):
-        return "does not say who it is"
+        return "sent no valid description of its data"
     counts = [(facts.get(name), most) for name, most in MOST.items()] + [(size, MOST_NUMBERS) for size in shape]
     if not all(_is_count(*count) for count in counts) or not facts["examples"]:
-        return "does not say who it is"
+        return "sent no valid description of its data"
     return "" if math.prod(shape) <= MOST_NUMBERS else f"has examples of more than {MOST_NUMBERS} numbers"
 
 
@@ -302,7 +302,7 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
         if reply.has_error():
             return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
         if (size := _count_bytes(reply.content)) > largest:
-            return f"sent {size} bytes, at most {largest} are an answer"
+            return f"sent {size} bytes; an answer has at most {largest}"
         return from_record(reply.content, largest_fields=LARGEST_SITE_FIELDS)
     except SightlineError as error:
         return f"sent nonsense: {error}"

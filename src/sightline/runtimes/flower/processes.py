@@ -326,7 +326,7 @@ def check_server(address: str, authority: Path) -> bool:
         with socket.create_connection((host, port), timeout=1.0) as plain:
             context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
-        reason = f"its certificate is not the invited server's ({error.verify_message})"
+        reason = f"its certificate is not that of the invited server ({error.verify_message})"
         invalid("server", address, reason, "ask the operator; join again only with a new invitation")
     except OSError:
         return False

@@ -110,9 +110,9 @@ class PrivateStrategy(SteppedLedger, Strategy):  # type: ignore[misc]
     ) -> None:
         check_clip_norm(clip_norm)
         if rate is not None and not 0 < rate <= 1:
-            invalid("rate", rate, "a probability lies in (0, 1]")
+            invalid("rate", rate, "must be a probability in (0, 1]")
         if getattr(strategy, "fraction_evaluate", 0.0) > 0:
-            reason = "what clients find when they evaluate would be published without noise"
+            reason = "the clients' evaluation results would be published without noise"
             refuse("fraction_evaluate", strategy.fraction_evaluate, reason, "set it to 0.0; use evaluate_fn instead")
         self.strategy, self.clip_norm, self.rate = strategy, clip_norm, rate
         self.streams = streams_of(seed, calls=2)

@@ -175,7 +175,7 @@ def load_client_side(experiment: str, data: str | None, folder: str | None, path
     built = engine.build_experiment(parse(tomllib.loads(experiment)), data_root=None if data is None else Path(data))
     built = replace(built, paths=read_paths(json.loads(paths)))
     if missing := missing_paths(built.model, local_work(built.experiment), built.paths):
-        invalid("paths", missing, "the run trains by them and this machine cannot", 'use local.paths = "rule"')
+        invalid("paths", missing, "the run uses these paths, and this machine lacks them", 'use local.paths = "rule"')
     public = Streams.from_seed(built.experiment.seed)
     from_os = built.experiment.privacy.noise_source == "os" and folder is not None
     return ClientSide(built, public, Streams.from_operating_system(Path(str(folder)) / SECRET) if from_os else public)

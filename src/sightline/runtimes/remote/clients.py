@@ -120,7 +120,7 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
     """
     privacy = experiment.privacy
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
-        reason = "every site knows the seed, and could take the server's noise off again"
+        reason = "every site knows the seed, so it could subtract the server's noise"
         refuse("privacy.noise_source", "seed", reason, 'use noise_source = "os", or where = "client"')
 
 
@@ -278,6 +278,6 @@ class RemoteClients:
         self._in_vain = self._in_vain + 1 if asked and not answered else 0
         if self._in_vain >= PATIENCE:
             raise NobodyAnswers(
-                f"nodes={asked}: nobody gave a usable answer {PATIENCE} times running; see the reasons above, "
-                "then go on with --resume"
+                f"nodes={asked}: none gave a usable answer to {PATIENCE} questions in a row; see the reasons above, "
+                "then continue with --resume"
             )

@@ -362,7 +362,7 @@ def _state_fields(memory: StateRule) -> dict[str, Any]:
     # Rules travel by name with their numbers. Functions never do: a node that runs code it is sent enforces nothing.
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
-        reason = "what its clients keep is no rule that a node knows"
+        reason = "nodes do not know the rule for the state that its clients keep"
         refuse("--runtime", f"flower ({memory.name})", reason, "use --runtime simulator")
     return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
 
@@ -372,5 +372,5 @@ def _read_state_rule(fields: Mapping[str, Any] | None, arrays: Mapping[str, NDAr
         return None
     name = str(fields["rule"])
     if name not in RULES:
-        invalid("memory", name, "no rule that this node knows", f"known: {', '.join(RULES)}")
+        invalid("memory", name, "this node does not know this state rule", f"known: {', '.join(RULES)}")
     return RULES[name](**unpack_value(fields["settings"], arrays, "rule")).memory()

@@ -127,9 +127,9 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
         array = array.astype(np.float32)  # what models compute in: another type would fail in the middle
     norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1))))
     if not (math.isfinite(norm) and norm <= largest):
-        invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
+        invalid(name, f"norm {norm:.3g}", f"this site accepts public vectors of norm at most {largest:g}")
     if name == "terms/mask" and not np.isin(array, (0, 1)).all():
-        invalid(name, "other numbers", "a mask is of zeros and ones")
+        invalid(name, "other numbers", "a mask holds only zeros and ones")
     return own_tensor(array)
 
 
@@ -218,7 +218,8 @@ def _rule_of(memory: StateRule | None) -> tuple[str | None, dict[str, Any], tupl
         return None, {}, ()
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
-        refuse("algorithm", memory.name, "what its clients keep is no rule that a site knows", "choose another")
+        reason = "sites do not know the rule for the state that its clients keep"
+        refuse("algorithm", memory.name, reason, "choose another algorithm")
     fields = {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
     return type(rule).__name__, *_numbers_apart(fields)
 
@@ -241,7 +242,7 @@ def record_calls(built: BuiltExperiment, client: int) -> list[PlannedCall]:
     # Plan twice with different sizes elsewhere: whatever differs follows from the sizes of other sites.
     own, other = (_listen(built, client, sizes) for sizes in _sizes_two_ways(built, client))
     if [replace(call, settings={}) for call in own] != [replace(call, settings={}) for call in other]:
-        reason = "what it asks of this site follows from how much data other sites have"
+        reason = "what it asks of this site depends on how much data other sites have"
         refuse("algorithm", built.experiment.algorithm.name, reason, "give local.steps in place of epochs")
     result = []
     for call, also in zip(own, other, strict=True):
