@@ -11,7 +11,7 @@ import pytest
 from markupsafe import escape
 
 from sightline.algorithms import REGISTRY
-from sightline.apps.cli.new import experiment_text
+from sightline.apps.cli.info import experiment_text
 from sightline.config import parse, read
 from tests.commands import command
 

@@ -347,10 +347,10 @@ def _keep_traceback(directory: Path) -> Path:
 
 
 if __name__ == "__main__":
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # A user's model may print: keep stdout for messages only.
     os.dup2(2, 1)
     try:
-        serve_jobs(sys.stdin, told)
+        serve_jobs(sys.stdin, output)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline import accounting, engine
+from sightline.apps.audit.attack import Observer, Reading, watched_run
 from sightline.apps.audit.canaries import (
     FAR,
     CanaryClients,
@@ -25,7 +26,6 @@ from sightline.apps.audit.canaries import (
     silent_clients,
     small_experiment,
 )
-from sightline.apps.audit.observer import Observer, Reading, watched_run
 from sightline.config import Experiment, Model
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid, refuse

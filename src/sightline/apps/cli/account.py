@@ -51,8 +51,8 @@ def decorate_all(decorators: list[Callable[[Function], Function]]) -> Callable[[
     """Return one decorator that applies all of them in order."""
 
     def decorate(function: Function) -> Function:
-        for one in reversed(decorators):
-            function = one(function)
+        for decorator in reversed(decorators):
+            function = decorator(function)
         return function
 
     return decorate
@@ -112,7 +112,7 @@ def make_command(family: "SchemeFamily") -> click.Command:
     @click.command(
         family.name, help=family.help, epilog=examples_epilog(f"account {family.name} {example} --delta 1e-5")
     )
-    @decorate_all([parameter_option(family, one, budget=False) for one in family.parameters])
+    @decorate_all([parameter_option(family, parameter, budget=False) for parameter in family.parameters])
     @answer_options("delta", "accountant", "interval", "json")
     def account_command(delta: float, accountant: str, interval: bool, as_json: bool, **numbers: Any) -> None:
         account_scheme(family, numbers, delta, accountant, interval, as_json)
@@ -149,7 +149,7 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     held = read_export(file)
     events = held.composition(subject, observer)
     epsilon = held.epsilon(subject, observer, delta, accountant=Accountant(accountant))
-    named = [name.strip() for one in observer for name in one.split(",") if name.strip()]
+    named = [name.strip() for text in observer for name in text.split(",") if name.strip()]
     answer: dict[str, Any] = {
         "epsilon": finite_or_none(epsilon),
         "delta": delta,
@@ -248,8 +248,8 @@ ASKED = ("epsilon", "delta", "accountant", "json")
 
 def make_calibration(family: "SchemeFamily") -> click.Command:
     """Return the command `sightline calibrate SCHEME`: every parameter except the noise, which is found."""
-    options = [one for one in family.parameters if one.name != "noise"]
-    required = {one.name for one in options if family.is_required(one, budget=True)}
+    options = [parameter for parameter in family.parameters if parameter.name != "noise"]
+    required = {parameter.name for parameter in options if family.is_required(parameter, budget=True)}
     shown = {name: value for name, value in family.example.items() if name in required}
     example = " ".join(f"{option_name(name)} {value}" for name, value in shown.items())
 
@@ -258,7 +258,7 @@ def make_calibration(family: "SchemeFamily") -> click.Command:
         help=family.calibrate_help,
         epilog=examples_epilog(f"calibrate {family.name} {example} --epsilon 8 --delta 1e-5"),
     )
-    @decorate_all([parameter_option(family, one, budget=True) for one in options])
+    @decorate_all([parameter_option(family, parameter, budget=True) for parameter in options])
     @answer_options(*ASKED)
     def calibrate_command(epsilon: float, delta: float, accountant: str, as_json: bool, **numbers: Any) -> None:
         calibrate_scheme(family, numbers, epsilon, delta, accountant, as_json)

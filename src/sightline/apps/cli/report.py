@@ -46,14 +46,14 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, offic
     # Summary and page are made before anything is printed: a damaged record is one line and no output.
     with checked_records(run_dir):
         run = RunView.read(run_dir)
-        told = report_summary(run, ledger_file)
+        summary = report_summary(run, ledger_file)
         if officer:
-            told |= {"officer": summarise_officer(run)}
+            summary |= {"officer": summarise_officer(run)}
         page = write_officer(run) if officer else write_page(run)
     if ledger_file is not None:
         export_ledger(run, ledger_file)
     if as_json:
-        click.echo(json.dumps(told, allow_nan=False))
+        click.echo(json.dumps(summary, allow_nan=False))
     else:
         click.echo(str(page))
         if ledger_file is not None:
@@ -356,7 +356,7 @@ def serve_command(runs: Path, port: int, host: str, allow_host: tuple[str, ...],
 
 
 def check_installed() -> None:
-    """Raise the line that says how to install the server's packages if one is missing."""
+    """Raise InvalidInput, which says what to install, if a package of `sightline serve` is missing."""
     from importlib.util import find_spec
 
     from sightline.errors import InvalidInput

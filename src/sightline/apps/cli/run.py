@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from typing_extensions import override
 
 from sightline.apps.cli.main import set_option
 from sightline.errors import invalid, printable
@@ -33,8 +34,8 @@ class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "N|auto"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """Return the number, or the word `auto`."""
         if value == "auto" or isinstance(value, int):
             return value  # type: ignore[no-any-return]
         try:

@@ -186,8 +186,8 @@ def monitor_command(folder: Path, health_port: int) -> None:
             yield labelled(f"run_{name}", gauge, text, "run", {run: float(known[name]) for run, known in runs.items()})
 
     monitor = Monitor(health, metrics, health_port)
-    told = f"http://127.0.0.1:{monitor.port}/health and /metrics"
-    click.echo(json.dumps({"event": "start", "message": told}), err=True)
+    message = f"http://127.0.0.1:{monitor.port}/health and /metrics"
+    click.echo(json.dumps({"event": "start", "message": message}), err=True)
     while True:
         time.sleep(3600.0)
 

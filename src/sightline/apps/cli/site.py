@@ -330,16 +330,16 @@ def status_command(folder: Path, as_json: bool) -> None:
     click.echo(f"counter: {budget.counter}")
     if handed := site.handed_over():
         click.echo(f"the server was handed {handed} answers without noise: against it there is no budget")
-    for one in approved:
-        cost = f"{percent_up(one['share']):.1f} %  epsilon {format_upper(one['epsilon'], digits=4)} alone"
-        calls = f"{one['answered']} of {one['calls']} calls answered, {one['left']} left"
-        click.echo(f"{one['approval']}  {cost}  {calls}{_ending(one)}")
+    for row in approved:
+        cost = f"{percent_up(row['share']):.1f} %  epsilon {format_upper(row['epsilon'], digits=4)} alone"
+        calls = f"{row['answered']} of {row['calls']} calls answered, {row['left']} left"
+        click.echo(f"{row['approval']}  {cost}  {calls}{_ending(row)}")
 
 
 def _approvals_of(site: "Site") -> list[dict[str, Any]]:
     """Return the facts of every approval: its cost, its progress, and whether it has ended."""
     ended, whole = site.budget.record().ended, site.budget.filter
-    shares = {one.approval: whole.used_share([one.bound]) for one in site.budget.status().reservations}
+    shares = {held.approval: whole.used_share([held.bound]) for held in site.budget.status().reservations}
     approvals = []
     for approval in site.approvals.all():
         answered, left = site.progress(approval)
@@ -395,15 +395,15 @@ def serve_command(folder: Path, socket: Path, health_port: int | None, log: str)
         log_json()
     site = _site_in(folder)
     site.check()
-    told = f"site {site.policy.client} answers at {socket}"
+    message = f"site {site.policy.client} answers at {socket}"
     if health_port is not None:
-        told += f"; http://127.0.0.1:{Monitor(site.health, site.metrics, health_port).port}/health and /metrics"
+        message += f"; http://127.0.0.1:{Monitor(site.health, site.metrics, health_port).port}/health and /metrics"
 
     def ready() -> None:
         if log == "json":
-            logging.getLogger("sightline.site").info("%s", told, extra={"fields": {"event": "start"}})
+            logging.getLogger("sightline.site").info("%s", message, extra={"fields": {"event": "start"}})
         else:
-            click.echo(told, err=True)
+            click.echo(message, err=True)
 
     serve_site(site, socket, ready=ready)
 

@@ -328,10 +328,10 @@ def comparison_chart(comparison: Comparison, against: Against, quantity: Quantit
     return line_chart(f"by-{against.name}{suffix}", title, xs, lines, x_axis=against.axis, y_axis=axis, joined=True)
 
 
-def _group_line(group: Group, one: Course, index_of: dict[float, int]) -> ChartLine:
+def _group_line(group: Group, course: Course, index_of: dict[float, int]) -> ChartLine:
     values: list[Any] = [None] * len(index_of)
     margin: list[Any] = [None] * len(index_of)
-    for x, mean, deviation in zip(one.x, one.mean, one.deviation, strict=True):
+    for x, mean, deviation in zip(course.x, course.mean, course.deviation, strict=True):
         values[index_of[x]], margin[index_of[x]] = mean, deviation
     return ChartLine(group.label, values, margin=margin)
 

@@ -207,9 +207,9 @@ class RunView:
         if self.unit is Unit.NONE or not self.fact("started_from"):
             return None
         # Use the joint cost that the run has stored; otherwise add it up from the earlier runs.
-        told = self.fact("together")
-        if isinstance(told, dict):
-            return told
+        together = self.fact("together")
+        if isinstance(together, dict):
+            return together
         with RunRecord.open_to_read(self.directory) as record:
             earlier = stored_earlier(record)
         return None if earlier is None else sum_up(earlier, self.facts, self.ledger)

@@ -198,17 +198,17 @@ def wait_for_sites(
     roll: NodeOf, clients: int, *, seconds: float, say: Say, label: Callable[[int], str] = client_name
 ) -> None:
     """Return when every site has joined; report the missing ones, and raise after `seconds`."""
-    begun, told, told_at = time.monotonic(), "", -math.inf
+    begun, missing_names, reported_at = time.monotonic(), "", -math.inf
     while missing := sorted(set(range(clients)) - set(roll())):
         waited = time.monotonic() - begun
         names = ", ".join(label(client) for client in missing[:MOST_NAMES])
         names += f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
         if waited > seconds:
             raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not join in {seconds:g} s")
-        if names != told or waited - told_at >= WAITING_SECONDS:
+        if names != missing_names or waited - reported_at >= WAITING_SECONDS:
             joined = f"{clients - len(missing)} of {clients} sites joined"
             say(f"waiting for {names}: {joined} ({waited:.0f} of {seconds:g} s)")
-            told, told_at = names, waited
+            missing_names, reported_at = names, waited
         time.sleep(1.0)
     say(f"all {clients} sites joined")
 

@@ -278,9 +278,9 @@ class Operator:
             public = self._folder / "operator" / "node.pub"
             write_public(public, site.key + "\n")
             process = self._flwr("supernode", "register", public, SUPERLINK)
-            told = " ".join(process.communicate()[0].split())
-            if process.returncode and "already" not in told:
-                raise SightlineError(f"site={site.name}: its key could not be registered ({told[-300:]})")
+            output = " ".join(process.communicate()[0].split())
+            if process.returncode and "already" not in output:
+                raise SightlineError(f"site={site.name}: its key could not be registered ({output[-300:]})")
             self._known.add(site.key)
             self._say(f"registered {site.name}: {fingerprint_key(site.key)}")
 

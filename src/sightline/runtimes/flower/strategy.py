@@ -39,7 +39,7 @@ class OpenRound:
         """Yield the update of every node that was asked, as one vector: first and well-formed replies only."""
         waiting = set(self.nodes)
         # In the order of the nodes, so that the sum does not depend on who answered first.
-        for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node in waiting and not reply.has_error():
                 waiting.remove(node)

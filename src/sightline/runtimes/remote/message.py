@@ -364,7 +364,7 @@ def _state_fields(memory: StateRule) -> dict[str, Any]:
     if rule is None or type(rule).__name__ not in RULES:
         reason = "nodes do not know the rule for the state that its clients keep"
         refuse("--runtime", f"flower ({memory.name})", reason, "use --runtime simulator")
-    return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+    return {part.name: getattr(rule, part.name) for part in dataclasses.fields(rule)}
 
 
 def _read_state_rule(fields: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> StateRule | None:

@@ -263,7 +263,7 @@ def _whole_composition(built: BuiltExperiment, calls: Sequence[PlannedCall], pol
     if not policy.trust_server:
         return dict(own.composition(subject, {SERVER, PUBLIC}))
     planned = engine.plan_releases(built, real_nodes=True)
-    lines = {line for some in built.topology.lines.values() for line in some if subject not in line.exempt}
+    lines = {line for seen in built.topology.lines.values() for line in seen if subject not in line.exempt}
     most = Counter[Event](own.composition(subject, PUBLIC))
     for observer in {line.observer for line in lines} - {SERVER}:
         most |= Counter(planned.composition(subject, observer))

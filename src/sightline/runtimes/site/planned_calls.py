@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.algorithms import RULES
 from sightline.engine.build import BuiltExperiment
@@ -147,8 +148,9 @@ class ListeningClients(AbsentClients):
         super().__init__(sizes, real_nodes=True)
         self.nodes = ListeningNodes()
 
+    @override
     def run(self, call: TrainingCall) -> Iterator[Block]:
-        """Record training that is handed over without noise; nothing else is asked of a site."""
+        # Training that is handed over without noise; nothing else is asked of a site.
         if call.kind in (CallKind.TRAIN, CallKind.DP_SGD, CallKind.GRADIENT_SUMS):
             raise _Asked(call.kind.value, call.plans)
         return super().run(call)
@@ -176,14 +178,15 @@ class ListeningExecution(DryExecution):
         self.worker = ListeningClients(sizes)
         self.client, self.calls = client, list[PlannedCall]()
 
+    @override
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Return all eligible members: a site may be drawn in any round in which it is eligible."""
+        # A site may be drawn in any round in which it is eligible.
         return eligible_members(sampler, channel, time)
 
+    @override
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """Record what the client would be asked; compute nothing."""
         if self.client in updates.cohort.members:
             try:
                 compute(updates, context)
@@ -191,8 +194,8 @@ class ListeningExecution(DryExecution):
                 self._note_training(asked, updates, context)
         return super().compute_values(updates, context, compute)
 
+    @override
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Record the choice; every member chooses the first model."""
         if self.client in ballot.choosers.members:
             at = CallId(context.time, context.use)
             where = (at.round, at.use, at.part, CHOOSE, _facts_of(context), context.line)
@@ -220,7 +223,7 @@ def _rule_of(memory: StateRule | None) -> tuple[str | None, dict[str, Any], tupl
     if rule is None or type(rule).__name__ not in RULES:
         reason = "sites do not know the rule for the state that its clients keep"
         refuse("algorithm", memory.name, reason, "choose another algorithm")
-    fields = {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     return type(rule).__name__, *_numbers_apart(fields)
 
 

@@ -371,11 +371,10 @@ class Site:
     def _compute_output(
         self, side: ClientSide, task: NodeTask, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
-        """Return the value; if it cannot be computed, return the value of the same call on blank examples.
+        """Return the result of a task, or, if the computation fails, its result on blank examples.
 
-        A failure would tell something about the data, blank examples tell nothing. If they fail too, the approval ends:
-        a value without noise must not leave, and a refusal of every question would tell each time whether the data
-        failed.
+        A refusal would reveal that the computation failed on these data. If blank examples fail too, end the approval
+        and raise Refused, so that later questions do not reveal it either.
         """
         begun = time.monotonic()
         try:
