@@ -24,8 +24,8 @@ from sightline.models import Factory, read_given_model
 from sightline.randomness import Streams
 from sightline.results import Run, flatten_row
 from sightline.runtimes.flower import check_installed
+from sightline.runtimes.process_count import AUTO, check_workers, estimate_seconds, simulator_maker
 from sightline.runtimes.remote.clients import find_transport, simulated_clients
-from sightline.runtimes.simulator import AUTO, check_workers, estimate_seconds, simulator_maker
 
 __all__ = ["Callback", "Run", "flower_server_app", "run", "run_directory", "take_objects"]
 

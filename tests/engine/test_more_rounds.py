@@ -75,7 +75,7 @@ def fresh_directory(tmp_path):
 
 
 def simulator():
-    from sightline.runtimes.simulator import simulator_maker
+    from sightline.runtimes.process_count import simulator_maker
 
     return simulator_maker(1)
 

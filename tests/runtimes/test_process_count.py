@@ -14,14 +14,14 @@ from sightline import engine
 from sightline.apps.cli.run import run_command as command
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams
-from sightline.runtimes import local_trainer, simulator
+from sightline.runtimes import local_trainer, process_count
 from sightline.runtimes.local_trainer import HereTrainer, LocalClients, PoolTrainer
 from sightline.training import LocalWork
 from sightline.training.call import CallId, CallKind, LocalTask, TrainingCall
 from tests.runtimes.test_workers import experiment
 
 
-class Times(simulator.Timing):
+class Times(process_count.Timing):
     """Seconds of a step, and of the same clients in one process and in several, as told."""
 
     def __init__(self, step, one=1.0, many=1.0):
@@ -39,16 +39,16 @@ class Times(simulator.Timing):
 def measuring(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SIGHTLINE_PATHS", "measured")
-    monkeypatch.setattr(simulator, "count_cores", lambda: 2)
+    monkeypatch.setattr(process_count, "count_cores", lambda: 2)
     before = threading.active_count() - 1  # those that run the tests
 
     def count_threads():
         return threading.active_count() - before
 
-    monkeypatch.setattr(simulator, "active_count", count_threads)
+    monkeypatch.setattr(process_count, "active_count", count_threads)
 
     def force(times):
-        monkeypatch.setattr(simulator, "Timing", lambda: times)
+        monkeypatch.setattr(process_count, "Timing", lambda: times)
         return times
 
     return force
@@ -61,40 +61,40 @@ def built(model="cnn", **privacy):
 @pytest.mark.parametrize("privacy", [{"unit": "none"}, {"unit": "sample", "noise_multiplier": 1.0}])
 def test_processes_are_taken_where_training_is_long_and_they_are_faster(measuring, privacy):
     times = measuring(Times(step=10.0, one=1.0, many=0.6))
-    assert simulator.choose_workers(built(**privacy)) == 2
+    assert process_count.choose_workers(built(**privacy)) == 2
     measuring(Times(step=10.0, one=1.0, many=1.0))
-    assert simulator.choose_workers(built(**privacy)) == 2, "what was measured once counts"
+    assert process_count.choose_workers(built(**privacy)) == 2, "what was measured once counts"
     assert times.asked == 1
 
 
 def test_one_process_where_they_are_hardly_faster(measuring):
     measuring(Times(step=10.0, one=1.0, many=0.95))
-    assert simulator.choose_workers(built()) == 1
+    assert process_count.choose_workers(built()) == 1
 
 
 def test_a_short_run_starts_no_process_to_find_out(measuring):
     times = measuring(Times(step=0.01, one=1.0, many=0.5))
     setting = built()
-    assert simulator.planned_steps(setting) == 2 * sum(2 * -(-size // 4) for size in range(5, 10))
-    assert simulator.choose_workers(setting) == 1
+    assert process_count.planned_steps(setting) == 2 * sum(2 * -(-size // 4) for size in range(5, 10))
+    assert process_count.choose_workers(setting) == 1
     assert not times.asked
 
 
 def test_nothing_is_measured_where_processes_cannot_help(measuring, monkeypatch):
     times = measuring(Times(step=10.0, one=1.0, many=0.1))
-    assert simulator.choose_workers(built("mlp")) == 1
-    monkeypatch.setattr(simulator, "count_cores", lambda: 1)
-    assert simulator.choose_workers(built()) == 1
-    monkeypatch.setattr(simulator, "count_cores", lambda: 2)
+    assert process_count.choose_workers(built("mlp")) == 1
+    monkeypatch.setattr(process_count, "count_cores", lambda: 1)
+    assert process_count.choose_workers(built()) == 1
+    monkeypatch.setattr(process_count, "count_cores", lambda: 2)
     monkeypatch.setenv("SIGHTLINE_PATHS", "rule")
-    assert simulator.choose_workers(built()) == 1
+    assert process_count.choose_workers(built()) == 1
     assert not times.asked
 
 
 def test_twin_worlds_threads_and_children_have_one_process(measuring, monkeypatch):
-    monkeypatch.setattr(simulator, "choose_workers", lambda setting: 2)
+    monkeypatch.setattr(process_count, "choose_workers", lambda setting: 2)
     setting, streams = built(), Streams.from_seed(0)
-    make = simulator.simulator_maker("auto")
+    make = process_count.simulator_maker("auto")
     workers = [make(setting, streams, streams) for _ in range(2)]
     assert [worker.processes for worker in workers] == [2, 1]
     for worker in workers:
@@ -103,13 +103,13 @@ def test_twin_worlds_threads_and_children_have_one_process(measuring, monkeypatc
     other = threading.Thread(target=done.wait)
     other.start()
     try:
-        make = simulator.simulator_maker("auto")
+        make = process_count.simulator_maker("auto")
     finally:
         done.set()
         other.join()
     assert make(setting, streams, streams).processes == 1
-    monkeypatch.setattr(simulator.multiprocessing, "parent_process", lambda: "somebody")
-    assert simulator.simulator_maker("auto")(setting, streams, streams).processes == 1
+    monkeypatch.setattr(process_count.multiprocessing, "parent_process", lambda: "somebody")
+    assert process_count.simulator_maker("auto")(setting, streams, streams).processes == 1
 
 
 def test_a_run_says_how_many_trained_and_has_the_same_bits(tmp_path, measuring):
@@ -122,11 +122,11 @@ def test_a_run_says_how_many_trained_and_has_the_same_bits(tmp_path, measuring):
 
 def test_the_real_measurement_gives_two_times():
     setting = built()
-    work = simulator.measured_work(setting.experiment, setting.model, setting.federation.sizes.tolist())
-    one, many = simulator.Timing().one_and_many(work, 2)
+    work = process_count.measured_work(setting.experiment, setting.model, setting.federation.sizes.tolist())
+    one, many = process_count.Timing().one_and_many(work, 2)
     assert 0 < one < 60
     assert 0 < many < 60
-    assert 0 < simulator.Timing().one_step(work) < 60
+    assert 0 < process_count.Timing().one_step(work) < 60
 
 
 @pytest.mark.parametrize("word", ["two", 1.5, True])
