@@ -304,7 +304,7 @@ def test_a_second_node_of_one_key_is_turned_away():
         keys={10: KEYS[0], 11: KEYS[0]},
     )
     assert registry(wire, told)() in ({0: 10}, {0: 11})
-    assert "another connected node is already" in told[0]
+    assert "another connected node is that client already" in told[0]
 
 
 def test_a_node_cannot_take_the_number_of_another_nor_replay_its_hello():
@@ -316,7 +316,7 @@ def test_a_node_cannot_take_the_number_of_another_nor_replay_its_hello():
     told = []
     found = registry(Wire((11, 10), replayed, keys={10: KEYS[0], 11: KEYS[1]}), told)()
     assert found == {0: 10}
-    assert told == ["node 11: turned away, it says that it is client-0, and its key is client-1's"]
+    assert told == ["node 11: turned away, it says that it is client-0, but its key belongs to client-1"]
 
 
 def test_a_node_that_was_first_does_not_keep_the_place_of_another():
