@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 from sightline import engine
+from sightline.apps.audit.attack import Observer, watched_run
 from sightline.apps.audit.canaries import CanaryClients, CanaryInclusion, CanaryShards, canary_examples
 from sightline.apps.audit.canary_setup import STILL, with_examples
-from sightline.apps.audit.observer import Observer, watched_run
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.randomness import KeystreamGenerator, Purpose, Streams

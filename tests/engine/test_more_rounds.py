@@ -190,7 +190,7 @@ def test_sites_have_approved_their_rounds_only(tiny, tmp_path):
     [
         (
             ["--rounds", "20"],
-            "--rounds=20: adds rounds to a run that has ended; e.g. +20; in a new run --set rounds=20",
+            "--rounds=20: adds rounds to a run that has ended; e.g. --rounds +20; for a new run --set rounds=20",
         ),
         (["--rounds", "+0"], "--rounds=+0: is a whole number of rounds, at least one"),
         (["--rounds", "+2", "--runtime", "sightline_example:TRANSPORT"], ""),

@@ -297,8 +297,8 @@ class SightRow:
         return format_upper(self.epsilon)
 
     @property
-    def told(self) -> str:
-        """Return what the bound means where it is none, or zero."""
+    def remark(self) -> str:
+        """Return the meaning of a bound that is infinite or zero; "" for any other."""
         if self.trusted:
             return "trusted: no bound"
         if math.isinf(self.epsilon):
