@@ -318,7 +318,7 @@ def read_text(path: Any, *, encoding: str = "utf-8") -> str:
     """
     # A device never ends, a pipe blocks, and a path from a file may not be a string at all.
     if not isinstance(path, str | Path):
-        raise ValueError("a file has a name")
+        raise ValueError("a file name is needed")
     file = Path(path)
     if not file.is_file():
         raise OSError("not a regular file") if file.exists() else FileNotFoundError(path)

@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         Table(input_ids=[[1, 2], [3]], label=[0, 1]), {"partition": "iid", "classes": 2}, 'padding="max_length"'
     ),
     "twice": ((X, Y), {"classes": ["a", "a"]}, "data.classes=a: two classes have this name"),
-    "a strange name": ((X, Y), {"classes": ["a", 1.5]}, "names of classes are text or whole numbers"),
+    "a strange name": ((X, Y), {"classes": ["a", 1.5]}, "class names must be text or whole numbers"),
     "other numbers": ((X, Y), {"classes": 3, "class_names": ["a", "b"]}, "data.class_names has 2 names"),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_examples_are_not_clipped_in_it():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"local.compiled": True, "model.name": "linear"}, "compiled code computes in float32"),
+        ({"local.compiled": True, "model.name": "linear"}, "compiled training computes in float32"),
         ({"algorithm": {"name": "fedavg", "split": {"parts": 2}}}, "parts of algorithm.split are trained in float32"),
         ({"privacy": {"unit": "sample", "mechanism": "objective", "epsilon": 1.0}}, "on the gradients themselves"),
         ({"privacy.unit": "sample"}, r'clipped in float32, .*; use precision = "float32", or unit = "client"$'),

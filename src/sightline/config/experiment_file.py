@@ -33,7 +33,12 @@ def read(
     elif isinstance(source, str | PathLike):
         plain = _read_tables(Path(source))
     else:
-        invalid("experiment", source, f"a {type(source).__name__} is none", "give a TOML file, a dict or an Experiment")
+        invalid(
+            "experiment",
+            source,
+            f"a {type(source).__name__} is not an experiment",
+            "give a TOML file, a dict or an Experiment",
+        )
     words = list(overrides)
     # Settings that are given beside the name of a model belong to the new model.
     beside = {word.partition("=")[0].strip() for word in words}
@@ -47,13 +52,15 @@ def _read_tables(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        invalid("file", path, "no such file", "examples/quickstart.toml is one to start from")
+        invalid("file", path, "no such file", "examples/quickstart.toml is a file to start from")
     except (OSError, UnicodeDecodeError) as error:
         invalid("file", path, f"cannot be read ({type(error).__name__})", "give a UTF-8 TOML file")
     except tomllib.TOMLDecodeError as error:
         invalid("file", path, f"is not TOML: {' '.join(str(error).split())}", "strings need quotes")
     except (ValueError, RecursionError) as error:
-        invalid("file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or too long a number)")
+        invalid(
+            "file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or a number is too long)"
+        )
 
 
 def parse(plain: dict[str, Any]) -> Experiment:
@@ -76,7 +83,7 @@ def _apply_override(plain: dict[str, Any], word: str, beside: set[str], on_note:
     key, equals, text = word.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        invalid("--set", word, "is not key=value", "e.g. --set privacy.epsilon=8")
+        invalid("--set", word, "must be key=value", "e.g. --set privacy.epsilon=8")
     table = plain
     for name in names[:-1]:
         table = table.setdefault(name, {})
@@ -189,7 +196,7 @@ class Reproduction:
         lines = file.read_text(encoding="utf-8").splitlines()[: len(HEAD)]
         words = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
         if len(words) < len(HEAD) or words == lines:
-            invalid("file", file, f"its first lines are not # {': ..., # '.join(HEAD)}: ...")
+            invalid("file", file, f"its first lines must be # {': ..., # '.join(HEAD)}: ...")
         return cls(file, *words)
 
     @property
@@ -205,7 +212,7 @@ def read_reproductions(folder: Path) -> list[Reproduction]:
         invalid(
             "folder",
             folder,
-            "holds no experiment files of figures and tables",
-            "run it in a clone, or name its experiments",
+            "no experiment files of figures or tables in it",
+            "run it in a clone of the repository, or name the folder of its experiments",
         )
     return result

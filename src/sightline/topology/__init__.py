@@ -45,7 +45,7 @@ def build_star(
 ) -> Star:
     """Return a star. Raises for any setting: a star has none."""
     for key, value in settings.items():
-        invalid(f"topology.{key}", value, "a star has no such setting", "remove it")
+        invalid(f"topology.{key}", value, "a star has no settings", "remove it")
     return Star(clients, place == "server")
 
 

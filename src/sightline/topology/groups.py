@@ -63,7 +63,7 @@ def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
     """
     # Membership then depends on private labels; the topology carries a note that says so.
     if groups < 1:
-        invalid("topology.groups", groups, "there is at least one group")
+        invalid("topology.groups", groups, "at least one group is needed")
     return tuple(
         tuple(n for n, labels in enumerate(held) if any(label % groups == group for label in labels))
         for group in range(groups)
@@ -72,7 +72,7 @@ def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
 
 def _shared_edges(workers: int, groups: int, structure: str) -> list[int]:
     if not 1 <= groups <= workers:
-        invalid("groups", groups, f"{structure} of {workers} workers has 1 to {workers} groups")
+        invalid("groups", groups, f"a {structure} of {workers} workers can have 1 to {workers} groups")
     return [group * workers // groups for group in range(groups + 1)]
 
 
@@ -115,39 +115,43 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            invalid("workers", self.workers, "there is at least one worker")
+            invalid("workers", self.workers, "at least one worker is needed")
         if self.workers > MOST:
-            invalid("workers", self.workers, f"at most {MOST:,} workers can be counted")
+            invalid("workers", self.workers, f"at most {MOST:,} workers are supported")
         if not self.eras or self.eras[0].since != 1:
-            invalid("schedule.from", self.eras[0].since if self.eras else "nothing", "memberships begin in interval 1")
+            invalid(
+                "schedule.from",
+                self.eras[0].since if self.eras else "nothing",
+                "memberships must begin with interval 1",
+            )
         for before, after in pairwise(self.eras):
             if after.since <= before.since:
-                invalid("schedule.from", after.since, f"comes after {before.since}", "list the changes in order")
+                invalid("schedule.from", after.since, f"must be later than {before.since}", "list the changes in order")
             if len(after.groups) != len(before.groups):
-                reason = f"every entry lists all {len(before.groups)} groups"
-                invalid("schedule.groups", len(after.groups), reason, "an empty list is a group without members")
+                reason = f"every entry must list all {len(before.groups)} groups"
+                invalid("schedule.groups", len(after.groups), reason, "give an empty list for a group without members")
         for era in self.eras:
             self._check_era(era)
         self._check_factors()
 
     def _check_era(self, era: Era) -> None:
         if not any(era.groups):
-            invalid("groups", "[]", "there is at least one group with a member")
+            invalid("groups", "[]", "at least one group needs a member")
         for number, group in enumerate(era.groups):
             wrong = [n for n in group if not 0 <= n < self.workers]
             if wrong:
                 invalid(f"groups[{number}]", wrong[0], f"workers are numbered 0 to {self.workers - 1}")
             if len(set(group)) != len(group):
-                invalid(f"groups[{number}]", list(group), "a worker is listed once")
+                invalid(f"groups[{number}]", list(group), "a worker is listed twice")
 
     def _check_factors(self) -> None:
         for name, most in (("rates", 1.0), ("noise_factors", 1e6), ("clip_factors", 1e6)):
             given: tuple[float, ...] | None = getattr(self, name)
             if given is not None and len(given) != self.count:
-                invalid(name, list(given), f"one number for each of the {self.count} groups")
+                invalid(name, list(given), f"must have one number for each of the {self.count} groups")
             for value in given or ():
                 if not 0 < value <= most:
-                    invalid(name, value, f"lies in (0, {most:g}]")
+                    invalid(name, value, f"must lie in (0, {most:g}]")
 
     @property
     def count(self) -> int:
@@ -217,7 +221,7 @@ def read_schedule(path: Path | str) -> Schedule:
 def schedule_from(plain: Any) -> Schedule:
     """Return the schedule of a plain dictionary. Raises for unknown keys and malformed values."""
     if not isinstance(plain, dict) or not {"workers", "groups"} <= set(plain):
-        invalid("membership", type(plain).__name__, 'an object with "workers" and "groups" is needed', EXAMPLE)
+        invalid("membership", type(plain).__name__, 'must be an object with "workers" and "groups"', EXAMPLE)
     for key in plain:
         if key not in FILE_KEYS:
             invalid(f"membership.{key}", plain[key], "unknown key", did_you_mean(key, FILE_KEYS))
@@ -239,16 +243,18 @@ def read_numbers(name: str, value: Any) -> tuple[float, ...] | None:
         return None
     result = _read_list(name, value)
     if any(isinstance(v, bool) or not isinstance(v, int | float) for v in result):
-        invalid(name, value, "is a list of numbers, one for each group")
+        invalid(name, value, "must be a list of numbers, one for each group")
     try:
         return tuple(float(v) for v in result)
     except OverflowError:
-        invalid(name, value, "holds a number that is too large")
+        invalid(name, value, "contains a number that is too large")
 
 
 def _read_era(entry: Any) -> Era:
     if not isinstance(entry, dict) or set(entry) != {"from", "groups"}:
-        invalid("schedule", entry, 'an entry has "from" and "groups"', 'e.g. {"from": 3, "groups": [[0], [1, 2]]}')
+        invalid(
+            "schedule", entry, 'must be an object with "from" and "groups"', 'e.g. {"from": 3, "groups": [[0], [1, 2]]}'
+        )
     return Era(_read_whole("schedule.from", entry["from"]), _read_groups(entry["groups"]))
 
 
@@ -261,13 +267,13 @@ def _read_groups(value: Any) -> tuple[Group, ...]:
 
 def _read_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        invalid(name, value, "is a list", EXAMPLE)
+        invalid(name, value, "must be a list", EXAMPLE)
     return value
 
 
 def _read_whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        invalid(name, value, "is a whole number", EXAMPLE)
+        invalid(name, value, "must be a whole number", EXAMPLE)
     return value
 
 
@@ -310,7 +316,7 @@ class Groups:
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            invalid("topology.period", self.period, "groups exchange every 1, 2, ... epochs")
+            invalid("topology.period", self.period, "must be a whole number of epochs >= 1")
 
     @property
     def steady(self) -> bool:
@@ -407,10 +413,10 @@ def build_groups(
     """Return the groups of `[topology]`: structure, groups, period, file, label_share, rates and factors."""
     for key, value in settings.items():
         if key not in KEYS:
-            invalid(f"topology.{key}", value, "groups have no such setting", did_you_mean(key, KEYS))
+            invalid(f"topology.{key}", value, 'unknown setting of kind = "groups"', did_you_mean(key, KEYS))
     schedule = _build_schedule(settings, clients, labels)
     if schedule.workers != clients:
-        invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, data.clients={clients}")
+        invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, but data.clients={clients}")
     schedule = replace(
         schedule,
         rates=read_numbers("rates", settings.get("rates")) or schedule.rates,
@@ -424,29 +430,34 @@ def build_groups(
 def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
-        reason = "one of structure and file says who is in which group"
+        reason = "give exactly one of structure and file"
         invalid("topology.structure", structure or "missing", reason, 'e.g. structure = "ring"')
     if file is not None:
         return read_schedule(file)
     if structure == "labels":
         if labels is None:
-            invalid("topology.structure", structure, "nobody's labels are known here", "give a membership file")
+            invalid("topology.structure", structure, "no labels are known here", "give a membership file")
         return constant_schedule(clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1)))
     if str(structure) not in STRUCTURES:
         known = [*STRUCTURES, "labels"]
-        invalid("topology.structure", structure, "no such structure", did_you_mean(str(structure), known))
+        invalid("topology.structure", structure, "unknown structure", did_you_mean(str(structure), known))
     return constant_schedule(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
 
 
 def _read_share(settings: Mapping[str, Any]) -> float:
     value = settings.get("label_share", 0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        invalid("topology.label_share", value, "a share lies in [0, 1)", "0 counts every label that is held at all")
+        invalid(
+            "topology.label_share",
+            value,
+            "a share must lie in [0, 1)",
+            "use 0 to count every label that a worker holds",
+        )
     return float(value)
 
 
 def _read_count(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
     value = settings.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        invalid(f"topology.{key}", value, "is a whole number from 1")
+        invalid(f"topology.{key}", value, "must be a whole number >= 1")
     return value
