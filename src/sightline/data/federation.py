@@ -26,7 +26,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 def check_one_label(y: Targets) -> NDArray[np.int64]:
     """Return the targets; raise unless each is one label, as proofs and partitions by label require."""
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise InvalidInput(f"targets={y.dtype} {y.shape}: these are no labels; use task = classification")
+        raise InvalidInput(f'targets={y.dtype} {y.shape}: these are not labels; use task = "classification"')
     return y.astype(np.int64, copy=False)
 
 
@@ -43,7 +43,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise InvalidInput(f"shard={len(self.x)} inputs, {len(self.y)} labels: each example has one label")
+            raise InvalidInput(f"shard={len(self.x)} inputs, {len(self.y)} labels: each example must have one label")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -99,10 +99,10 @@ class Federation:
         For data that are elsewhere it covers sizes and shapes only, as the federation does.
         """
         # A hash without a key confirms a guess of the data: treat it as private.
-        words = hashlib.blake2b(digest_size=32)
+        digest = hashlib.blake2b(digest_size=32)
         for client in self.clients:
             for array in (client.train.x, client.train.y):
-                words.update(repr((array.shape, array.dtype.str)).encode())
+                digest.update(repr((array.shape, array.dtype.str)).encode())
                 if not self.elsewhere:
-                    words.update(np.ascontiguousarray(array).data)
-        return words.hexdigest()
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()

@@ -126,15 +126,17 @@ class Option:
     default: int | str
     lowest: int = 0
     highest: int = 0
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Raise for a value of the wrong type or outside the range."""
-        if self.words and value not in self.words:
-            invalid(f"data.options.{name}", value, "one of " + ", ".join(self.words), f'e.g. "{self.default}"')
+        if self.choices and value not in self.choices:
+            invalid(
+                f"data.options.{name}", value, "must be one of " + ", ".join(self.choices), f'e.g. "{self.default}"'
+            )
         number = isinstance(value, int) and not isinstance(value, bool)
-        if not self.words and not (number and self.lowest <= value <= self.highest):
-            reason = f"a whole number from {self.lowest} to {self.highest}"
+        if not self.choices and not (number and self.lowest <= value <= self.highest):
+            reason = f"must be a whole number from {self.lowest} to {self.highest}"
             invalid(f"data.options.{name}", value, reason, f"e.g. {self.default}")
 
 

@@ -60,7 +60,7 @@ LARGEST = 2**62
 OPTIONS = {
     "tokens": Option(default=25, lowest=1, highest=1000),
     "vocabulary": Option(default=5000, lowest=2, highest=10_000_000),
-    "users": Option(default="one", words=("one", "grouped")),
+    "users": Option(default="one", choices=("one", "grouped")),
 }
 
 
@@ -89,7 +89,7 @@ def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: ND
     """Return texts as hashed tokens."""
     tokens, vocabulary = int(request.options["tokens"]), int(request.options["vocabulary"])
     if len(texts) * tokens > 2**29:
-        invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit", "use 25")
+        invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit in memory", "use 25")
     x = encode_texts(texts, tokens=tokens, vocabulary=vocabulary)
     how = f"the first {tokens} words, hashed into {vocabulary:,} numbers (no vocabulary is learned)"
     return Table(
