@@ -75,8 +75,8 @@ class Sending:
 
     def of(self, members: tuple[int, ...]) -> "Sending":
         """Return the costs of some clients only."""
-        places = np.asarray(members, dtype=np.int64)
-        return Sending(self.energy_joule[places], self.delay_seconds[places])
+        indices = np.asarray(members, dtype=np.int64)
+        return Sending(self.energy_joule[indices], self.delay_seconds[indices])
 
 
 def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:

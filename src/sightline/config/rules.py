@@ -187,7 +187,7 @@ def _check_mechanism(experiment: "Experiment") -> None:
 def _check_bands(settings: Correlated) -> None:
     """Raise for bands that the strategy cannot have."""
     if settings.strategy == "blt" and settings.bands is not None:
-        reason = 'bands does not apply to strategy = "blt"'
+        reason = 'does not apply to strategy = "blt"'
         invalid("privacy.correlated.bands", settings.bands, reason, 'remove it, or use "bsr" or "band"')
     if settings.bands == 1:
         reason = "one band is independent noise, with no gain"
