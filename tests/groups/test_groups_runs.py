@@ -290,7 +290,7 @@ def test_strange_membership_files_are_refused(tmp_path, text):
     path = tmp_path / "groups.json"
     path.write_text(text)
     with pytest.raises(InvalidInput):
-        sightline.topology.read_schedule(path)
+        sightline.topology.read_memberships(path)
 
 
 def test_a_membership_file_for_other_workers_is_refused(grouped, membership):

@@ -36,11 +36,11 @@ class Channel:
     def _named(self) -> dict[tuple[int, ...], frozenset[str]]:
         return {}
 
-    def name_places(self, places: tuple[int, ...]) -> frozenset[str]:
+    def name_places(self, indices: tuple[int, ...]) -> frozenset[str]:
         """Return the names of the members at these indices; cached, one set for every turn of a group."""
-        if places not in self._named:
-            self._named[places] = frozenset(client_name(self.members[index]) for index in places)
-        return self._named[places]
+        if indices not in self._named:
+            self._named[indices] = frozenset(client_name(self.members[index]) for index in indices)
+        return self._named[indices]
 
 
 @dataclass(frozen=True)

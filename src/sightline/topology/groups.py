@@ -98,7 +98,7 @@ class Era:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Memberships:
     """The memberships of `workers` workers over time, and rates and factors of single groups.
 
     Guarantees: the first era begins with interval 1, later ones in increasing order; every era has the same number of
@@ -198,16 +198,16 @@ class Schedule:
         return together
 
 
-def constant_schedule(workers: int, groups: Sequence[Group]) -> Schedule:
+def constant_memberships(workers: int, groups: Sequence[Group]) -> Memberships:
     """Return memberships that never change."""
-    return Schedule(workers, (Era(1, tuple(groups)),))
+    return Memberships(workers, (Era(1, tuple(groups)),))
 
 
 FILE_KEYS = ["workers", "groups", "schedule", "rates", "noise_factors", "clip_factors"]
 EXAMPLE = 'e.g. {"workers": 3, "groups": [[0, 1], [1, 2]]}'
 
 
-def read_schedule(path: Path | str) -> Schedule:
+def read_memberships(path: Path | str) -> Memberships:
     """Return the schedule of a membership file. Raises with one line for anything malformed."""
     try:
         plain = json.loads(read_text(path))
@@ -215,17 +215,17 @@ def read_schedule(path: Path | str) -> Schedule:
         invalid("membership", path, "no such file", EXAMPLE)
     except (OSError, ValueError, RecursionError) as error:
         invalid("membership", path, f"cannot be read as JSON ({type(error).__name__})", EXAMPLE)
-    return schedule_from(plain)
+    return memberships_from(plain)
 
 
-def schedule_from(plain: Any) -> Schedule:
+def memberships_from(plain: Any) -> Memberships:
     """Return the schedule of a plain dictionary. Raises for unknown keys and malformed values."""
     if not isinstance(plain, dict) or not {"workers", "groups"} <= set(plain):
         invalid("membership", type(plain).__name__, 'must be an object with "workers" and "groups"', EXAMPLE)
     for key in plain:
         if key not in FILE_KEYS:
             invalid(f"membership.{key}", plain[key], "unknown key", did_you_mean(key, FILE_KEYS))
-    return Schedule(
+    return Memberships(
         _read_whole("workers", plain["workers"]),
         (
             Era(1, _read_groups(plain["groups"])),
@@ -298,7 +298,7 @@ class Groups:
     Guarantees: what a group publishes is seen by its members at that time and by its master, and by no one else.
     """
 
-    schedule: Schedule
+    schedule: Memberships
     period: int
     masters_trusted: bool
     notes: tuple[str, ...] = ()
@@ -414,7 +414,7 @@ def build_groups(
     for key, value in settings.items():
         if key not in KEYS:
             invalid(f"topology.{key}", value, 'unknown setting of kind = "groups"', did_you_mean(key, KEYS))
-    schedule = _build_schedule(settings, clients, labels)
+    schedule = _build_memberships(settings, clients, labels)
     if schedule.workers != clients:
         invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, but data.clients={clients}")
     schedule = replace(
@@ -427,21 +427,23 @@ def build_groups(
     return Groups(schedule, _read_count(settings, "period", 1), place == "server", notes)
 
 
-def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
+def _build_memberships(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Memberships:
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
         reason = "give exactly one of structure and file"
         invalid("topology.structure", structure or "missing", reason, 'e.g. structure = "ring"')
     if file is not None:
-        return read_schedule(file)
+        return read_memberships(file)
     if structure == "labels":
         if labels is None:
             invalid("topology.structure", structure, "no labels are known here", "give a membership file")
-        return constant_schedule(clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1)))
+        return constant_memberships(
+            clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1))
+        )
     if str(structure) not in STRUCTURES:
         known = [*STRUCTURES, "labels"]
         invalid("topology.structure", structure, "unknown structure", did_you_mean(str(structure), known))
-    return constant_schedule(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
+    return constant_memberships(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
 
 
 def _read_share(settings: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from sightline import engine
-from sightline.accounting.trade_off import TradeOff
+from sightline.accounting.calibration import TradeOff
 from sightline.apps.audit.attack import (
     THRESHOLDS,
     MarkedValues,
