@@ -140,7 +140,7 @@ def test_generated_sentences_follow_one_chain_a_client():
 def test_what_has_no_labels_is_not_dealt_by_them(partition):
     from dataclasses import replace
 
-    from sightline.data.source import Table
+    from sightline.data.federation import Table
     from sightline.data.targets import as_task
 
     table = Table(np.zeros((5, 4), np.int64), np.zeros(5, np.int64), 2, Kind.TEXT, vocabulary=9)

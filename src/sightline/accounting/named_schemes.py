@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from typing_extensions import override
+
 from sightline import events as ev
 from sightline.accounting.schemes import (
     CLIP_NORM,
@@ -398,8 +400,8 @@ class CorrelatedStream(Scheme):
     uses: int
     rate: float
 
+    @override
     def with_noise(self, noise_multiplier: float) -> "CorrelatedStream":
-        """Return the same stream with another noise."""
         turns = {"separation": self.separation, "uses": self.uses}
         events = stream_events(self.strategy, noise=noise_multiplier, rate=self.rate, **turns)
         return replace(self, noise_multiplier=noise_multiplier, events=events)

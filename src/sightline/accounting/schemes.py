@@ -11,6 +11,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from sightline import events as ev
 from sightline import formatting as shown
 from sightline.accounting.accountant import Accountant, interval, large_delta_note
@@ -133,8 +135,8 @@ class CertifiedSchedule(Scheme):
         certificate = self.certificate(delta=delta)
         return {name: getattr(certificate, name) for name in ("certified", "beta", "seed", "draws")}
 
+    @override
     def with_noise(self, noise_multiplier: float) -> "CertifiedSchedule":
-        """Return the same schedule with another noise."""
         return replace(self, noise_multiplier=noise_multiplier, events=super().with_noise(noise_multiplier).events)
 
     def calibrate_over(

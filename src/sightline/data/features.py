@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.config import Data, Features
 from sightline.console import ProgressBar
-from sightline.data.federation import Kind
-from sightline.data.source import Partition, Scale, Table
+from sightline.data.federation import Kind, Partition, Scale, Table
 from sightline.errors import invalid
 
 # Whitening uses made-up "dead leaves" pictures (discs of random size). Statistics of the clients' own images would give

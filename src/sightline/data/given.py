@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.config import Data
-from sightline.data.federation import Client, Federation, Shard
+from sightline.data.federation import Client, Federation, Scale, Shard, Table
 from sightline.data.formats import list_pictures, read_picture
 from sightline.data.own import (
     HIGHEST,
@@ -22,7 +22,6 @@ from sightline.data.own import (
     tell_error,
 )
 from sightline.data.partition import split_examples
-from sightline.data.source import Scale, Table
 from sightline.data.tables import (
     FileTable,
     Pair,

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from sightline.config import Data
 from sightline.data import partition as ways
 from sightline.data.features import transform_table
-from sightline.data.federation import Federation, Kind, Shard
+from sightline.data.federation import Federation, Index, Kind, Partition, Request, Shard, Shift, Source, Table
 from sightline.data.given import PYTHON, GivenData, read_given, settle_data
 from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
-from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source
 from sightline.data.targets import as_task
 from sightline.errors import invalid

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Client, Shard
-from sightline.data.source import Index, Shift, Table
+from sightline.data.federation import Client, Index, Shard, Shift, Table
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.source import Option
+from sightline.data.federation import Option
 from sightline.errors import did_you_mean, invalid
 from sightline.formatting import read_text
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind, Targets
-from sightline.data.source import Partition, Table
+from sightline.data.federation import Kind, Partition, Table, Targets
 from sightline.errors import invalid
 
 IGNORED = -100

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from sightline import accounting
 from sightline import formatting as shown
 from sightline.accounting import Accountant, Headroom
@@ -89,8 +91,8 @@ class StoredReleases(Releases):
         yield from self._held[max(0, start - self._gone) :]
 
     @property
+    @override
     def crowded(self) -> bool:
-        """Return whether more releases are in memory than needed."""
         return len(self._held) >= 2 * RECENT
 
     def let_go(self) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True)
 class Channel:
@@ -191,8 +193,8 @@ class Star(Steady):
         return (SERVER,) if self.server_trusted else ()
 
     @property
+    @override
     def observers(self) -> dict[str, str]:
-        """Return the kinds of untrusted observers, each with one representative; views within a kind are equal."""
         kinds = {"other clients": client_name(0), "public": PUBLIC}
         return kinds if self.server_trusted else {"server": SERVER} | kinds
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.formatting import read_text
 from sightline.randomness import Purpose, Streams
@@ -179,8 +181,8 @@ class Tree(Steady):
         return {kind: lines[0].observer for kind, lines in self.lines.items()}
 
     @cached_property
+    @override
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Return the lines of sight by kind."""
         # Devices of one subnet see the same, so two stand for all: each is the observer of the other.
         everyone = frozenset(map(client_name, self.members))
         same, elsewhere = [], []

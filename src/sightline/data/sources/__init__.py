@@ -1,6 +1,6 @@
 """The registered sources, by name."""
 
-from sightline.data.source import Source
+from sightline.data.federation import Source
 from sightline.data.sources.images import CIFAR10, DIGITS, EMNIST_LETTERS, FASHION_MNIST, MNIST, OCR_LETTERS
 from sightline.data.sources.synthetic import SYNTHETIC
 from sightline.data.sources.tweets import AIRLINE_TWEETS, SENTIMENT140_USERS

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Kind
+from sightline.data.federation import Kind, Option, Partition, Request, Scale, Source, Table
 from sightline.data.formats import Field, raise_broken, read_idx, read_npz, read_webp_grid
-from sightline.data.source import Option, Partition, Request, Scale, Source, Table
 from sightline.errors import invalid
 
 MNIST_FILES = (

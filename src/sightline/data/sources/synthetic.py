@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind, Targets
-from sightline.data.source import Partition, Request, Source, Table
+from sightline.data.federation import Kind, Partition, Request, Source, Table, Targets
 from sightline.data.targets import as_task
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams

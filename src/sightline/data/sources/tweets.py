@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Kind
+from sightline.data.federation import TEXTS, Kind, Option, Request, Source, Table
 from sightline.data.formats import raise_broken, read_csv
-from sightline.data.source import TEXTS, Option, Request, Source, Table
 from sightline.errors import invalid
 
 PADDING = 0
