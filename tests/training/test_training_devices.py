@@ -98,7 +98,7 @@ def test_a_device_that_is_not_there_is_one_line_and_exit_code_2(nothing_there, t
     ("more", "said"),
     [
         ({"device": "tpu"}, "device=tpu: should be 'auto', 'cpu', 'cuda' or 'mps'"),
-        ({"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}}, "local.compiled is code on"),
+        ({"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}}, "compiled training runs only on"),
         (
             {"device": "mps", "algorithm": {"name": "fedavg", "split": {"parts": 2}}},
             "algorithm.split trains only on the CPU",
