@@ -243,12 +243,12 @@ def groups(count: int, period: int, epochs: int, noise: float, rate: float, dist
         lemma_3_epsilon,
     )
     from sightline.errors import invalid
-    from sightline.topology import STRUCTURES, constant_schedule
+    from sightline.topology import STRUCTURES, constant_memberships
 
     if not 1 <= distance < count:
         invalid("--distance", distance, f"lies from 1 to {count - 1} for --groups {count}")
     releases = as_published_count(period, epochs, distance, releases_each=period)
-    string = constant_schedule(count + 1, STRUCTURES["string"](count + 1, count))
+    string = constant_memberships(count + 1, STRUCTURES["string"](count + 1, count))
     training = ConvexTraining(noise, clip_norm, learning_rate, smoothness, local_steps)
     pair = {"subject": 0, "observer": distance + 1}
 

@@ -114,7 +114,7 @@ def test_taken_names_and_another_noise_are_refused():
         return gaussian(noise=noise, steps=3)
 
     before = dict(SCHEMES)
-    for function, law in ((gaussian, "taken"), (ledger, "taken"), (doubled, "noise multiplier is")):
+    for function, law in ((gaussian, "taken"), (ledger, "taken"), (doubled, "noise multiplier must equal")):
         with pytest.raises(InvalidInput, match=law):
             register_scheme(**said)(function)
     with pytest.raises(InvalidInput, match="parameter=delta"):

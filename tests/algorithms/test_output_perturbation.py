@@ -141,12 +141,15 @@ def test_clipped_models_go_with_every_algorithm(tiny, tmp_path):
         ({"privacy": private("strongly_convex"), "model": {"name": "mlp"}, **PROX}, "network"),
         ({"privacy": private("strongly_convex"), "algorithm": {"name": "feddyn"}}, "is proved only for"),
         ({"privacy": private("per_sample_mean")}, "one mean of clipped"),
-        ({"privacy": private("as_published")}, 'no guarantee; .* use sensitivity = "clipped_model"'),
+        ({"privacy": private("as_published")}, 'no guarantee .* use sensitivity = "clipped_model"'),
         ({"privacy": private("clipped_model") | {"unit": "client"}}, "single examples"),
         ({"privacy": private("clipped_model") | {"where": "server"}}, "client adds the noise"),
         ({"privacy": private("clipped_model", noise_std=1.0, epsilon=1.0)}, "given too"),
-        ({"privacy": private("clipped_model", noise_rate=1.0)}, "no such noise"),
-        ({"privacy": private("clipped_model"), "sampling": {"samples": {"scheme": "poisson"}}}, "not the steps"),
+        ({"privacy": private("clipped_model", noise_rate=1.0)}, "does not apply to mechanism"),
+        (
+            {"privacy": private("clipped_model"), "sampling": {"samples": {"scheme": "poisson"}}},
+            "sampling of steps gains nothing",
+        ),
         ({"privacy": private("nonsense")}, "sensitivity"),
     ],
 )

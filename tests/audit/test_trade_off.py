@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scipy import optimize, stats
 
 from sightline import accounting
-from sightline.accounting.trade_off import TradeOff, claimed_curve
+from sightline.accounting.calibration import TradeOff, claimed_curve
 from sightline.apps.audit import audit
 from sightline.apps.audit.canary_setup import AttackedPair
 from sightline.apps.audit.many_canaries import ScoredCanaries, against_curve, against_rates

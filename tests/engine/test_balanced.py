@@ -150,11 +150,11 @@ REFUSED = [
     ({"sampling.clients": {"scheme": "balanced", "uses": 1, "epochs": 3}}, "epochs=3"),
     ({"sampling.clients": {"scheme": "poisson", "rate": 0.5, "epochs": 2}}, "epochs=2"),
     ({"sampling.clients": {"scheme": "check_ins"}}, "rate"),
-    ({"sampling.samples": {"scheme": "balanced", "uses": 1}}, "single examples"),
+    ({"sampling.samples": {"scheme": "balanced", "uses": 1}}, "draws of examples gain nothing"),
     (
         SAMPLES
         | {"sampling": {"samples": {"scheme": "check_ins", "rate": 0.5}, "clients": {"scheme": "fixed", "rate": 0.5}}},
-        "needs everybody",
+        "every client must take part in every round",
     ),
     (SAMPLES | {"sampling": {"samples": {"scheme": "balanced", "uses": 10**6}}}, "sampling.samples.uses"),
     (BALANCED | {"algorithm.name": "scaffold"}, "keep state"),

@@ -263,8 +263,8 @@ def test_it_goes_on_with_nothing_else(tmp_path: Path) -> None:
     for how, words in (
         ({"data": None, "test": None}, r"data.source=python: .*sightline.run\(..., data=...\)"),
         ({"model": None}, r"model.name=python:Net: .*sightline.run\(..., model=...\)"),
-        ({"data": other}, "the data changed since the run began"),
-        ({"data": CLIENTS[:3]}, "data.clients=4: the data have 3 clients"),
+        ({"data": other}, "the data are not those that the run began with"),
+        ({"data": CLIENTS[:3]}, "data.clients=4: the data has 3 clients"),
         ({"model": Net}, "weights that training starts from"),
         ({"model": relaxed()}, "code of python:Net"),
         ({"model": seeded(functools.partial(Net, 5))}, "weights that training starts from"),
@@ -419,7 +419,7 @@ BAD = {
         {"file": settings(model={"width": 3}), "model": Net()}, InvalidInput, "model.width=3: python:Net has no such"
     ),
     "no classes": ({"file": {"rounds": 1}}, InvalidInput, "data.classes=missing"),
-    "clients": ({"file": settings(data={"classes": 3, "clients": 9})}, InvalidInput, "the data have 4 clients"),
+    "clients": ({"file": settings(data={"classes": 3, "clients": 9})}, InvalidInput, "the data has 4 clients"),
     "test alone": ({"data": None}, InvalidInput, "test examples need data="),
     "flower": ({"runtime": "flower"}, InvalidInput, "its nodes are separate processes"),
     "no callback": ({"callbacks": [print]}, InvalidInput, "subclass of sightline.Callback"),

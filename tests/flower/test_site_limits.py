@@ -85,7 +85,9 @@ def test_a_message_of_too_many_bytes_is_not_read_and_the_next_is(site_of, tmp_pa
     threading.Thread(target=serve_site, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(10)
     refusal = ask_site(place, WireMessage({"call": "hello"}, {"start": np.zeros(10**6, np.float32)}))
-    assert refusal.fields["refused"].startswith("site-socket: no site answers there, or the message is too large for it")
+    assert refusal.fields["refused"].startswith(
+        "site-socket: no site answers there, or the message is too large for it"
+    )
     assert ask_site(place, WireMessage({"call": "hello"})).fields["client"] == 2
 
 

@@ -32,7 +32,7 @@ from sightline.runtimes.remote.message import (
     read_npy,
     read_site_question,
 )
-from sightline.topology import read_schedule
+from sightline.topology import read_memberships
 from sightline.topology.tree import read_tree
 from tests.serve.serve_asking import asking, site_of
 
@@ -207,7 +207,7 @@ def npz(content: bytes) -> None:
 def places(content: bytes) -> None:
     """Memberships, trees and tables of costs."""
     path = file("x.json", content)
-    for reader in (read_schedule, read_tree, lambda given: read_table({"file": str(given)}, clients=3)):
+    for reader in (read_memberships, read_tree, lambda given: read_table({"file": str(given)}, clients=3)):
         with contextlib.suppress(SightlineError):
             reader(path)
     read_table({"file": str(file("x.csv", content))}, clients=3)

@@ -325,7 +325,7 @@ def test_one_example_moves_a_segment_by_at_most_twice_its_norm(treed):
     ({"topology": {"kind": "star"}}, "runs on tree"),
     ({"algorithm": {"name": "fedavg"}, "topology": {"kind": "star"}}, "has no edge servers"),
     ({"algorithm": {"name": "fedavg"}, "privacy.unit": "sample"}, "of many unclipped steps has no bound"),
-    ({"algorithm": {"name": "fedavg"}, "privacy.where": "server"}, "would see clean updates"),
+    ({"algorithm": {"name": "fedavg"}, "privacy.where": "server"}, "would see updates without noise"),
     ({"algorithm": {"name": "scaffold"}, "privacy.adjacency": "replace",
       "sampling.clients": {"scheme": "fixed", "rate": 0.5}}, "keep state"),
 ])  # fmt: skip

@@ -15,7 +15,7 @@ from scipy import optimize, stats
 import sightline
 import sightline.apps.report
 from sightline import accounting
-from sightline.accounting.trade_off import power_at_most
+from sightline.accounting.calibration import power_at_most
 from sightline.apps.report import RunView, curves
 from sightline.apps.report import guarantee as headline
 from sightline.apps.report.sections import setting_text

@@ -19,7 +19,7 @@ from sightline.apps.report import RunView
 from sightline.apps.serve import Server
 from sightline.engine import RunRecord
 from sightline.formatting import format_count, format_percent, format_upper
-from sightline.ledger.group_privacy import Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, query_pairs
 from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent
 
@@ -214,7 +214,7 @@ def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
     first, turned, chosen = seen["groups"]
     asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
     for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
-        answer = answer_question(Question(noise=noise, **asked))
+        answer = query_pairs(PairQuery(noise=noise, **asked))
         assert numbers["worst worker"] == format_upper(answer.largest, digits=4)
         assert numbers["mean over workers"] == format_upper(answer.mean, digits=4)
     assert float(turned["noise"]) > 3

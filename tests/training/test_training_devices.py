@@ -96,8 +96,14 @@ def test_a_device_that_is_not_there_is_one_line_and_exit_code_2(nothing_there, t
     ("more", "said"),
     [
         ({"device": "tpu"}, "device=tpu: should be 'auto', 'cpu', 'cuda' or 'mps'"),
-        ({"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}}, "local.compiled is code on"),
-        ({"device": "mps", "algorithm": {"name": "fedavg", "split": {"parts": 2}}}, "the parts of algorithm.split"),
+        (
+            {"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}},
+            "compiled training runs only on",
+        ),
+        (
+            {"device": "mps", "algorithm": {"name": "fedavg", "split": {"parts": 2}}},
+            "algorithm.split trains only on the CPU",
+        ),
     ],
 )
 def test_what_runs_on_the_cpu_only_is_refused_elsewhere(more, said):

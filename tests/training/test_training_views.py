@@ -150,7 +150,9 @@ def experiment(**augment):
 
 
 def test_the_data_set_is_not_augmented():
-    with pytest.raises(Refused, match=r"local\.augment\.of=dataset: 4 copies of one example .* 4 times as far; use of"):
+    with pytest.raises(
+        Refused, match=r"local\.augment\.of=dataset: 4 copies of one example .* 4 times as much; use of"
+    ):
         experiment(of="dataset")
 
 

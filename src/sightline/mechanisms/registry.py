@@ -218,7 +218,7 @@ def build_mechanism(
 def _refuse_edges(experiment: Experiment, topology: Topology) -> None:
     """Raise `Refused` for noise at edges without edges."""
     if experiment.privacy.place == "edge" and not topology.uplinks:
-        reason = f"a {experiment.topology.kind} has no edge servers"
+        reason = f'topology.kind = "{experiment.topology.kind}" has no edge servers'
         refuse("privacy.where", "edge", reason, 'use where = "server" or "client", or kind = "tree"')
 
 

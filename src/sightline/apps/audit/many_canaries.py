@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from sightline import engine
-from sightline.accounting.trade_off import TradeOff
+from sightline.accounting.calibration import TradeOff
 from sightline.apps.audit.attack import (
     SHOWN,
     THRESHOLDS,

@@ -13,7 +13,7 @@ from sightline.formatting import digits_down, digits_up
 
 if TYPE_CHECKING:
     from sightline.accounting import Parameter, Scheme, SchemeFamily
-    from sightline.ledger.group_privacy import Answer
+    from sightline.ledger.group_privacy import PairResult
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -300,7 +300,7 @@ def h2fdp(
         reason = "a constant of the paper's Prop. 3.1, whose noise gives no guarantee"
         invalid("--constant", constant, reason, "python -m papers.published h2fdp has it; remove it here")
     from sightline import accounting
-    from sightline.accounting.schemes import claim_segment
+    from sightline.accounting.named_schemes import claim_segment
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
@@ -372,10 +372,10 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
     """Print the epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from the memberships."""
-    from sightline.ledger.group_privacy import Question, answer_question, save_npz
+    from sightline.ledger.group_privacy import PairQuery, query_pairs, save_npz
 
-    question = Question(**given)
-    answer = answer_question(question)
+    question = PairQuery(**given)
+    answer = query_pairs(question)
     if out is not None:
         save_npz(answer, out)
     if plot is not None:
@@ -389,11 +389,11 @@ def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: 
         print_pairs(answer, summary)
 
 
-def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
+def summarise_answer(answer: "PairResult", out: Path | None, plot: Path | None) -> dict[str, Any]:
     """Return what `--json` prints; None where the threat model covers no pair."""
     from sightline.accounting import large_delta_note
 
-    question = answer.question
+    question = answer.query
     summary: dict[str, Any] = {
         "epsilon_mean": _finite_or_none(answer.mean),
         "epsilon_max": _finite_or_none(answer.largest),
@@ -426,7 +426,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
     return summary
 
 
-def print_pairs(answer: "Answer", summary: dict[str, Any]) -> None:
+def print_pairs(answer: "PairResult", summary: dict[str, Any]) -> None:
     """Print a few lines for people."""
     from rich.console import Console
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sightline.accounting.trade_off import power_at_most
+from sightline.accounting.calibration import power_at_most
 from sightline.apps.report.run_view import CURVES, Composed, Content, RunView, Section
 from sightline.events import Adjacency, Unit
 from sightline.formatting import (

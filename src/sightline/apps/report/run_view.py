@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from sightline import accounting
 from sightline.accounting import Accountant
-from sightline.accounting.trade_off import TradeOff, claimed_curve, power_at_most
+from sightline.accounting.calibration import TradeOff, claimed_curve, power_at_most
 from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
 from sightline.engine.record import DATABASE, WHOSE, RunRecord, replace_nonfinite
 from sightline.errors import invalid, printable
