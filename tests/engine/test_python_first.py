@@ -263,7 +263,7 @@ def test_it_goes_on_with_nothing_else(tmp_path: Path) -> None:
     for how, words in (
         ({"data": None, "test": None}, r"data.source=python: .*sightline.run\(..., data=...\)"),
         ({"model": None}, r"model.name=python:Net: .*sightline.run\(..., model=...\)"),
-        ({"data": other}, "the data are not those that the run began with"),
+        ({"data": other}, "the data changed since the run began"),
         ({"data": CLIENTS[:3]}, "data.clients=4: the data has 3 clients"),
         ({"model": Net}, "weights that training starts from"),
         ({"model": relaxed()}, "code of python:Net"),
@@ -411,7 +411,7 @@ BAD = {
     "batch norm": ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, Refused, "mixes examples"),
     "same module every time": ({"model": lambda: SHARED}, InvalidInput, "return a new module from every call"),
     "no model": ({"model": 3}, InvalidInput, "model=int: is not a model"),
-    "not a module": ({"model": lambda: 3}, InvalidInput, "model.name=python:_lambda_: the factory gave a int"),
+    "not a module": ({"model": lambda: 3}, InvalidInput, "model.name=python:_lambda_: the factory returned a int"),
     "other classes": ({"model": nn.Linear(4, 2)}, InvalidInput, "return logits of shape (batch, 3)"),
     "double": ({"model": nn.Linear(4, 3).double()}, InvalidInput, "use float32"),
     "no such name": ({"model": "mpl"}, InvalidInput, "did you mean"),

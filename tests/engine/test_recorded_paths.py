@@ -139,5 +139,5 @@ def test_simulated_nodes_take_the_paths_of_the_run_or_refuse(monkeypatch, used):
     client_executor.load_client_side(text, None, None)
     assert used[1:] == [BY_RULE]
     monkeypatch.setattr(client_executor, "missing_paths", lambda model, work, paths: {"plain": "loop"})
-    with pytest.raises(InvalidInput, match="this machine cannot"):
+    with pytest.raises(InvalidInput, match="this machine lacks them"):
         client_executor.load_client_side(text, None, None, json.dumps({"plain": "loop", "noise": "torch"}))

@@ -129,7 +129,7 @@ def test_a_scheduled_sampler_draws_what_its_schedule_uses_and_nothing_from_the_r
 
 def test_more_uses_than_steps_are_refused():
     settings = ClientSampler(scheme="balanced", uses=6, epochs=2)
-    with pytest.raises(InvalidInput, match=r"uses=6.*epoch of the schedule, 5"):
+    with pytest.raises(InvalidInput, match=r"uses=6.*epoch of the schedule has steps, 5"):
         build_sampler(settings, population=9, adjacency=Adjacency.ADD_REMOVE, cohorts=Cohorts(10))
 
 

@@ -226,7 +226,7 @@ REFUSED = [
      "proved for cross entropy"),
     ("regression", {"topology": {"kind": "groups", "structure": "labels"}, "algorithm": {"name": "dp_ogl"}},
      "no labels from which groups could be formed"),
-    ("regression", {"local": {"compiled": True}}, "compiled code has the gradient of cross entropy"),
+    ("regression", {"local": {"compiled": True}}, "compiled code computes only the gradient of cross entropy"),
     ("binary", {"data": {"classes": 3}}, "it has 3 classes, but a binary task has two"),
     ("classification", {"local": {"optimizer": "adam", "compiled": True}}, "compiled training supports SGD only"),
     ("classification", {"local": {"optimizer": "adam"}, "algorithm": {"name": "scaffold"}}, "a control variate is"),

@@ -98,7 +98,7 @@ def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path, fresh_search):
 )
 def test_what_is_not_compiled_is_refused(changes, tmp_path):
     with pytest.raises(
-        InvalidInput, match=r"local.compiled=True: compiled code (trains linear models|takes plain steps)"
+        InvalidInput, match=r"local.compiled=True: compiled (code trains linear models|training supports plain steps)"
     ):
         sightline.run(parse(changed(TINY, {"local.compiled": True} | changes)), out=tmp_path / "run")
 

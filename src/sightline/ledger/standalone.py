@@ -140,7 +140,8 @@ class StepLedger:
     def charge(self) -> int:
         """Record the next step durably and return its number, from 1. Raises `BudgetExhausted` beyond the budget."""
         if self.event is None or not self._close.alive:
-            invalid("ledger", self.kind.source, "no step is open", "call begin first")
+            reason = "the ledger is closed, or no step was begun"
+            invalid("ledger", self.kind.source, reason, "open it again with the same path, or call begin first")
         if not self.fits_another():
             spent = epsilon({self.event: self.steps + 1}, self.delta)
             raise BudgetExhausted(
