@@ -17,11 +17,21 @@ import torch
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
 from sightline.engine.followed_plan import FollowedPlan, LeftPlan, facts_of
+from sightline.engine.projection import check_projection
 from sightline.engine.release_gate import StoppedByGate
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
-from sightline.mechanisms import ClientState, LocalSchedule, ModelChoice, Public, ReleaseContext, ReleaseValues, Updates
+from sightline.mechanisms import (
+    ClientState,
+    LocalSchedule,
+    ModelChoice,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    Updates,
+    trim_sources,
+)
 from sightline.plugins import ALGORITHM, BrokenLaw, refuse_plugin
 from sightline.randomness import EVERYONE
 
@@ -121,6 +131,7 @@ def check_first_algorithm(setting: BuiltExperiment, make_plan: Callable[[], Foll
             continue
         try:
             check_sources(setting, make_plan())
+            check_projection(setting)
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
         if plugin.source_digest != "unknown":
@@ -204,7 +215,7 @@ def _rehearse(
         except LeftPlan as error:
             raise BrokenLaw("a run claims what its plan claims", str(error)) from None
         memories = r.memories
-        state = {name: Public(one.value, ledger.frontier(one.sources)) for name, one in _public_state(state).items()}
+        state = trim_sources(_public_state(state), ledger)
         done.states.append(state)
     return done
 

@@ -115,6 +115,8 @@ def save_checkpoint(
             for name, state in checkpoint.memories.items()
         },
     }
+    held = {name: sorted(value.held_by) for name, value in checkpoint.state.items() if value.held_by is not None}
+    words |= {"held_by": held} if held else {}
     kept = {
         _state_name(name, client): value
         for name, state in checkpoint.memories.items()
@@ -197,7 +199,8 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
         with safe_open(path, framework="pt") as file:
             words = _check_words(json.loads(file.metadata()["sightline"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state = {name: Public(tensors[name], frozenset(ids)) for name, ids in words["sources"].items()}
+        held = {name: frozenset(parties) for name, parties in words.get("held_by", {}).items()}
+        state = {name: Public(tensors[name], frozenset(ids), held.get(name)) for name, ids in words["sources"].items()}
         memories = {
             name: ClientState(
                 {n: tensors[_state_name(name, n)] for n in result["clients"]}, frozenset(result["sources"])
@@ -216,6 +219,8 @@ def _check_words(words: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("round and releases are counts")
     if not isinstance(words["head"], str) or not all(isinstance(n, int | float) for n in words["counts"].values()):
         raise ValueError("head is a word, counts are numbers")
+    if not all(isinstance(name, str) for parties in words.get("held_by", {}).values() for name in parties):
+        raise ValueError("parties have names")
     # A source that the ledger does not have would be a value of unknown origin: its releases could not be charged.
     known = [*words["sources"].values(), *(state["sources"] for state in words["memories"].values())]
     if any(type(id) is not int or not 0 <= id < words["releases"] for ids in known for id in ids):

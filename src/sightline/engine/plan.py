@@ -2,23 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, cast
-
-import torch
+from typing import cast
 
 from sightline import accounting
 from sightline.engine.algorithm_laws import ROUNDS, check_first_algorithm
 from sightline.engine.build import BuiltExperiment, count_protected
 from sightline.engine.execution import DryExecution
 from sightline.engine.followed_plan import FollowedPlan
-from sightline.engine.round import TrainingRound
+from sightline.engine.round import walk_rounds
 from sightline.errors import refuse
 from sightline.events import Event
 from sightline.ledger import Ledger
-from sightline.mechanisms import (
-    ClientState,
-    Public,
-)
 from sightline.topology import client_name
 
 
@@ -40,14 +34,7 @@ def plan_releases(
     # of the same thing, and the two would drift apart.
     ledger = Ledger(participants=built.participants)
     execution = execution or DryExecution(built.federation.sizes.tolist(), real_nodes=real_nodes)
-    state: Any = built.algorithm.init(Public(torch.zeros(1)), built.clients, built.settings)
-    memories: Mapping[str, ClientState] = {}
-    for time in range(1, (rounds or built.experiment.rounds) + 1):
-        r = TrainingRound(built, ledger, execution, time, memories)
-        state = built.algorithm.round(state, r, built.settings)
-        memories = r.memories
-        on_round(r.counts)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    walk_rounds(built, ledger, execution, rounds or built.experiment.rounds, on_round)
     return ledger
 
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from sightline.algorithms import RULES
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import AbsentClients, Compute, DryExecution, eligible_members
-from sightline.engine.round import TrainingRound
+from sightline.engine.round import walk_rounds
 from sightline.errors import invalid, refuse
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
     CohortSampler,
     ModelChoice,
-    Public,
     ReleaseContext,
     ReleaseValues,
     Updates,
@@ -32,7 +31,6 @@ from sightline.training.call import (
     Block,
     CallId,
     CallKind,
-    ClientState,
     LocalTask,
     PrivateSteps,
     StateRule,
@@ -268,13 +266,7 @@ def _listen(setting: BuiltExperiment, client: int, sizes: list[int]) -> list[Pla
     ledger = Ledger(participants=setting.participants)
     execution = ListeningExecution(sizes, client)
     sized = replace(setting, federation=_SizedFederation(setting.federation, sizes))  # type: ignore[arg-type]
-    state: Any = setting.algorithm.init(Public(torch.zeros(1)), setting.clients, setting.settings)
-    memories: Mapping[str, ClientState] = {}
-    for time in range(1, setting.experiment.rounds + 1):
-        r = TrainingRound(sized, ledger, execution, time, memories)
-        state = setting.algorithm.round(state, r, setting.settings)
-        memories = r.memories
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    walk_rounds(sized, ledger, execution, setting.experiment.rounds)
     return execution.calls
 
 
