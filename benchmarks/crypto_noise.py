@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import interleaved, line, medians
-from sightline.mechanisms.clip_and_noise import rounded_gaussian
+from sightline.mechanisms.integer_noise import rounded_gaussian
 from sightline.randomness import OS_ROOT, Purpose, Streams
 from sightline.training.dp_sgd_settings import draw_gaussian
 

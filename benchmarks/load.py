@@ -1,4 +1,4 @@
-"""A long life: many tiny rounds in one process; memory by round, then how long the ledger and the report take.
+"""Run many tiny rounds in one process: memory by round, then the time of the ledger and the report.
 
 `python -m benchmarks.load 100000 [FOLDER [LIMIT]]` prints a line each tenth of the way, then the rest as JSON. The
 rounds are whole rounds of `sightline run`: ledger with full synchronisation, checkpoint, metrics. With LIMIT the run
@@ -43,13 +43,13 @@ def tiny(rounds: int, limit: float | None = None) -> Any:
 
 
 def resident() -> int:
-    """Bytes of this process in memory now."""
+    """Return this process's resident bytes."""
     rows = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(row.split()[1] for row in rows if row.startswith("VmRSS")))
 
 
 def lived(rounds: int, folder: Path, say: Any = lambda words: None, limit: float | None = None) -> dict[str, Any]:
-    """Run the rounds and read what they left; all times in processor seconds, which other work does not stretch."""
+    """Run the rounds and read their results; times are processor seconds, which other work does not affect."""
     torch.set_num_threads(1)
     marks: list[tuple[int, int, float]] = []
     begun = time.process_time()
@@ -73,7 +73,7 @@ def lived(rounds: int, folder: Path, say: Any = lambda words: None, limit: float
 
 
 def reading(directory: Path) -> dict[str, float]:
-    """Processor seconds to read and check the ledger, to account for it, and to write the report."""
+    """Return the processor seconds to read and check the ledger, to account for it, and to write the report."""
     with RunRecord.open_to_read(directory) as record:
         begun = time.process_time()
         ledger = record.ledger()
@@ -89,7 +89,7 @@ def reading(directory: Path) -> dict[str, float]:
 
 
 def run() -> dict[str, Any]:
-    """What a round leaves in memory, over what it may."""
+    """Return the memory that a round leaves, over what is allowed."""
     with tempfile.TemporaryDirectory() as folder:
         found = lived(ROUNDS, Path(folder))
     return line("load", found["bytes_a_round"] / ALLOWED, 1, at_least=False, unit="of 1 KiB a round")

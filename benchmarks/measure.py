@@ -1,4 +1,4 @@
-"""Medians of interleaved repetitions, and peers that wait in processes of their own."""
+"""Medians of interleaved repetitions, and peers in their own processes."""
 
 import json
 import os
@@ -14,13 +14,13 @@ PEERS = ROOT / ".bench"
 
 
 class Absent(Exception):
-    """A peer is not installed; the reason is for the user."""
+    """A peer is not installed; the message says why."""
 
 
 def interleaved(
     work: Mapping[str, Callable[[], float | None]], *, repeat: int, warm: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each piece of work, one after the other, again and again; `warm` first turns are thrown away.
+    """Return the seconds of each piece of work, in interleaved repetitions; the first `warm` ones are discarded.
 
     Work that times itself returns its seconds; otherwise the whole call is timed.
     """
@@ -36,12 +36,12 @@ def interleaved(
 
 
 def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
-    """The median of each."""
+    """Return the median of each."""
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def line(name: str, ratio: float, goal: float, *, at_least: bool, **more: Any) -> dict[str, Any]:
-    """The result of one benchmark."""
+    """Return the result of one benchmark."""
     ok = ratio >= goal if at_least else ratio <= goal
     sign = ">=" if at_least else "<="
     return {"name": name, "ratio": round(ratio, 3), "goal": f"{sign} {goal:g}", "ok": ok} | more
@@ -50,7 +50,7 @@ def line(name: str, ratio: float, goal: float, *, at_least: bool, **more: Any) -
 def graded(
     name: str, ratios: Mapping[str, float], goals: Mapping[str, float], *, at_least: bool, **more: Any
 ) -> dict[str, Any]:
-    """The result of a benchmark with a goal for each of its rows: `ratio` is that of the row nearest to a miss."""
+    """Return the result of a benchmark with a goal per row; `ratio` is that of the row closest to missing its goal."""
     rows = {row: line(row, ratio, goals[row], at_least=at_least) for row, ratio in ratios.items()}
     share = {row: ratio / goals[row] if at_least else goals[row] / ratio for row, ratio in ratios.items()}
     worst = rows[min(share, key=lambda row: share[row])]
@@ -64,7 +64,7 @@ CALLS = 8
 
 
 def in_a_row(call: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
-    """The seconds of one of CALLS consecutive calls."""
+    """Return the seconds of one of CALLS consecutive calls."""
 
     def timed() -> float:
         begun = clock()
@@ -76,7 +76,7 @@ def in_a_row(call: Callable[[], object], *, clock: Callable[[], float] = time.pe
 
 
 def check_precision(precision: str) -> None:
-    """Raise unless steps can be made in this precision here."""
+    """Raise if this machine cannot compute steps in this precision."""
     from sightline.config import Local, parse
     from sightline.errors import SightlineError
 
@@ -107,11 +107,11 @@ class Answering:
         )
 
     def seconds(self) -> float:
-        """Let the peer do its work once; its own clock tells how long it took."""
+        """Run the peer's work once and return the seconds by its own clock."""
         return float(self.ask()["seconds"])
 
     def ask(self) -> dict[str, Any]:
-        """The peer's next answer."""
+        """Return the peer's next answer."""
         if self._process.stdin is None or self._process.stdout is None:
             raise Absent("the peer has no pipes")
         self._process.stdin.write("go\n")
@@ -123,7 +123,7 @@ class Answering:
         raise Absent(f"the peer stopped with exit code {self._process.wait()}")
 
     def close(self) -> None:
-        """Let it end."""
+        """Stop the process."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -90,7 +90,7 @@ def token_batch(tokens: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """The processor seconds of one of several calls in a row: what other processes take does not count."""
+    """The processor seconds of one of several calls in a row: other processes do not count."""
     return in_a_row(work, clock=time.process_time)
 
 

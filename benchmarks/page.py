@@ -1,4 +1,4 @@
-"""The table of docs/performance.md: one column per processor family, from what was really measured on it."""
+"""The table of docs/performance.md: one column per processor family, from measurements on it."""
 
 import json
 import re
@@ -17,7 +17,7 @@ TITLE_WORDS = 2
 
 
 def family_of(name: str) -> str:
-    """The family of a processor as the name of a file.
+    """Return the family of a processor as a file name.
 
     >>> family_of("AMD EPYC 7763 64-Core Processor"), family_of("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz")
     ('amd-epyc', 'intel-xeon')
@@ -27,7 +27,7 @@ def family_of(name: str) -> str:
 
 
 def keep_results(found: Mapping[str, Mapping[str, Any]], folder: Path = RESULTS) -> Path:
-    """Write results beside those that were measured on this family before; what was not run now stays."""
+    """Add results to the earlier ones of this processor family; keep those that were not run now."""
     name, _ = read_processor()
     path = folder / f"{family_of(name)}.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
@@ -39,13 +39,13 @@ def keep_results(found: Mapping[str, Mapping[str, Any]], folder: Path = RESULTS)
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, Any]:
-    """Processor -> its results by benchmark."""
+    """Return processor -> its results by benchmark."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     return {one["processor"]: one["results"] for one in found}
 
 
 def cell_of(result: Mapping[str, Any] | None) -> str:
-    """Ratios, with a word where one misses its goal.
+    """Return the ratios, marked where one misses its goal.
 
     >>> cell_of({"ratio": 1.304, "ok": False}), cell_of({"skipped": "no peer"}), cell_of(None)
     ('1.3 **missed**', 'not run: no peer', '')
@@ -65,7 +65,7 @@ def _rounded(ratio: float) -> str:
 
 
 def goal_of(results: Mapping[str, Any], name: str) -> str:
-    """The goals of a benchmark, as the newest measurement knows them."""
+    """Return the goals of a benchmark from its newest measurement."""
     for found in results.values():
         if name in found and "goal" in found[name]:
             return ", ".join(row["goal"] for row in found[name].get("rows", {"": found[name]}).values())
@@ -73,7 +73,7 @@ def goal_of(results: Mapping[str, Any], name: str) -> str:
 
 
 def write_table(benchmarks: Mapping[str, str], results: Mapping[str, Any]) -> str:
-    """Markdown: a row for every benchmark that was measured somewhere, a column for every processor."""
+    """Return the Markdown table: a row for every measured benchmark, a column for every processor."""
     head = ["benchmark", "measured", "goal", *results]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, measured in benchmarks.items():

@@ -1,4 +1,4 @@
-"""The work that private training is compared with: the fastest plain step, and models as people write them."""
+"""The baseline of private training: the fastest plain step, and models as users write them."""
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ def mlp() -> nn.Module:
 
 
 class PlainStep:
-    """Forward, backward and SGD on one batch, channels_last, gradients and weights flat: nothing left to save."""
+    """Forward, backward and SGD on one batch, channels_last, with flat gradients and weights."""
 
     def __init__(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
         images = any(isinstance(layer, nn.Conv2d) for layer in module.modules())

@@ -61,7 +61,7 @@ def measured(releases: Callable[[int, tuple[int, ...]], list[Any]], rounds: int)
 
 
 def central_round(number: int, channel: Any) -> list[Any]:
-    """A hand-over to the trusted server and its noisy mean, about everybody."""
+    """Release the updates to the trusted server and its noisy mean, about every client."""
     from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
     from sightline.ledger import Release
 
@@ -89,7 +89,7 @@ def _own_releases(number: int, cohort: tuple[int, ...]) -> Iterator[Any]:
 
 
 def warm(channel: Any) -> Any:
-    """The names of a million clients are made and written down once a run."""
+    """Create and store the names of a million clients, which happens once per run."""
     from sightline.ledger import write_parties
 
     write_parties(channel.subjects), write_parties(channel.audience)

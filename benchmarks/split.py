@@ -39,7 +39,7 @@ def step(parts: int) -> Any:
 
 
 def client(parts: int) -> None:
-    """What one client needs for one plain step on its part, in a process of its own: bytes above the bare process."""
+    """What one client needs for one plain step on its part, in a separate process: bytes above the bare process."""
     import numpy as np
     import torch
 
@@ -60,12 +60,12 @@ def client(parts: int) -> None:
 
 
 def peak() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return _status("VmHWM")
 
 
 def resident() -> int:
-    """The memory that it has now."""
+    """Return the current memory of this process in bytes."""
     return _status("VmRSS")
 
 
@@ -75,7 +75,7 @@ def _status(word: str) -> int:
 
 
 def memory(parts: int) -> dict[str, int]:
-    """The memory of a client's step on one of so many parts."""
+    """Return the memory of a client's step on one of `parts` submodels."""
     script = f"from benchmarks.split import client; client({parts})"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The papers' experiments; local training takes its paths by rule, so that what is kept can be compared bit by bit."""
+"""The papers' experiments. Local training uses fixed paths, so that stored results can be compared bit by bit."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""`python -m papers`: make all figures and tables anew, then write papers/docs/index.md."""
+"""`python -m papers`: make all figures and tables again, then write papers/docs/index.md."""
 
 import argparse
 import shutil
@@ -16,10 +16,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m papers",
         description="Run every experiment of the papers into fresh results and write the pages; "
-        "broken off, it goes on where it stopped.",
+        "interrupted, it continues where it stopped.",
     )
     parser.add_argument("--only", nargs="+", metavar="SYSTEM", choices=ORDER, default=ORDER, help=", ".join(ORDER))
-    parser.add_argument("--anew", action="store_true", help="forget what a broken-off reproduction has done")
+    parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted reproduction")
     parser.add_argument("--quick", action="store_true", help="run a part of every system and compare with what is kept")
     parser.add_argument("--list", action="store_true", help="run nothing, show the commands and what they took")
     parser.add_argument("--page-only", action="store_true", help="run nothing, write the page from the systems' pages")
@@ -28,7 +28,7 @@ def main() -> int:
         return show(given.only)
     if given.quick:
         return finish(run_quickly(given.only))
-    if given.anew:
+    if given.restart:
         shutil.rmtree(SCRATCH, ignore_errors=True)
     failed = [] if given.page_only else reproduce(given.only)
     write_heads()
@@ -38,14 +38,14 @@ def main() -> int:
 
 
 def finish(failed: list[str]) -> int:
-    """Name what failed."""
+    """Print the failed commands; return the exit code."""
     for command in failed:
         print(f"FAILED: {command}")
     return 1 if failed else 0
 
 
 def show(systems: list[str]) -> int:
-    """The commands with the minutes that they took when last measured."""
+    """Print the commands with the minutes of their last measurement."""
     times = measured()
     for _, command in commands(systems):
         time = times.get(command)

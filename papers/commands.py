@@ -1,4 +1,4 @@
-"""The commands behind figures and tables: each file's own run, and those that make its figure or table whole."""
+"""The commands behind figures and tables: the run of each file, and those that complete its figure or table."""
 
 import shlex
 from collections.abc import Iterable
@@ -14,24 +14,24 @@ MORE = {"groups": ("python -m papers.groups.bottleneck",)}
 
 
 def listed(systems: Iterable[str] = ORDER) -> list[Reproduction]:
-    """The figures and tables of some systems, in the order in which they are run."""
+    """Return the figures and tables of some systems, in the order in which they are run."""
     wanted = set(systems)
     return sorted((e for e in read_reproductions(HERE) if e.system in wanted), key=lambda e: ORDER.index(e.system))
 
 
 def file_command(reproduction: Reproduction) -> str:
-    """What runs the file itself."""
+    """Return the command that runs the file itself."""
     return f"sightline run papers/{reproduction.system}/{reproduction.file.name}"
 
 
 def units(whole: str) -> list[str]:
-    """A whole command as one command for each part that it names: parts are shared, and are timed once."""
+    """Split a command into one per named part, because parts are shared and timed once."""
     python, flag, module, *parts = shlex.split(whole)
     return [f"{python} {flag} {module} {part}".strip() for part in parts or [""]]
 
 
 def commands(systems: Iterable[str] = ORDER) -> list[tuple[str, str]]:
-    """(system, command), each once, system by system: its files first, then what makes them whole."""
+    """Return (system, command), each once, by system: its files first, then the commands that complete them."""
     found, pairs = listed(systems), []
     for system in dict.fromkeys(reproduction.system for reproduction in found):
         own = [reproduction for reproduction in found if reproduction.system == system]

@@ -1,4 +1,4 @@
-"""What a figure or table of a paper says, what came out here, and why they differ where they do."""
+"""What a figure or table of a paper states, our result, and the reason for any difference."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ UNSURE = re.compile(r"\b(probably|perhaps|guess(ed|es)?|presumably|seems|maybe|l
 
 
 class Verdict(StrEnum):
-    """The five that there are."""
+    """The five possible verdicts."""
 
     REPRODUCED = "reproduced"
     SAME_SIGN = "same sign"
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """One number of the picture: the paper's where it prints one, and ours with its standard error."""
+    """One number of the picture: the paper's, if it prints one, and ours with its standard error."""
 
     label: str
     paper: float | None
@@ -75,33 +75,33 @@ class Finding:
 
     @property
     def cells(self) -> list[str]:
-        """As the table shows it."""
+        """Return the cells of its table row."""
         why = f"{self.cause} " if self.cause else ""
         said = f"**{self.result}**: {self.claim}"
         return [said, self.printed, self.published, self.ours, self.verdict, f"{why}(`{self.command}`)"]
 
 
 def write_table(findings: Iterable[Finding]) -> str:
-    """All of them in Markdown."""
+    """Return the findings as a Markdown table."""
     lines = [list(HEADER), ["---"] * len(HEADER), *(finding.cells for finding in findings)]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in lines)
 
 
 def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
-    """How many came out how, all five named."""
+    """Return the number of findings per verdict, for all five."""
     counts = Counter(finding.verdict for finding in findings)
     return {verdict: counts[verdict] for verdict in Verdict}
 
 
 def group_results(findings: Iterable[Finding]) -> Iterator[tuple[str, list[Finding]]]:
-    """Figure by figure, in the order in which they come."""
+    """Group the findings by figure, in the order of their first appearance."""
     ordered = sorted(findings, key=lambda finding: finding.result)
     for result, own in groupby(ordered, key=lambda finding: finding.result):
         yield result, list(own)
 
 
 def draw_results(findings: Iterable[Finding], folder: Path, system: str) -> str:
-    """One picture for each figure or table, paper and ours side by side; returns the lines that show them."""
+    """Draw one picture per figure or table, paper and ours side by side; return the Markdown lines that show them."""
     lines = []
     for result, own in group_results(findings):
         points = [point for finding in own for point in finding.points]
@@ -113,7 +113,7 @@ def draw_results(findings: Iterable[Finding], folder: Path, system: str) -> str:
 
 
 def draw_points(points: list[Point], title: str, path: Path) -> None:
-    """A line for each number: the paper's as a ring, as published as a square, ours as a dot with its error."""
+    """Draw a line for each number: the paper's as a ring, as published as a square, ours as a dot with its error."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -143,5 +143,5 @@ def draw_points(points: list[Point], title: str, path: Path) -> None:
 
 
 def _or_nan(values: list[float | None]) -> list[float]:
-    """Numbers that a picture leaves out where there are none."""
+    """Return the numbers, with nan for missing ones, which a picture omits."""
     return [float("nan") if value is None else value for value in values]

@@ -1,4 +1,4 @@
-"""The line `# Takes: ...` of every experiment file, written from what was measured."""
+"""The line `# Takes: ...` of every experiment file, written from measurements."""
 
 from functools import reduce
 from operator import add
@@ -13,7 +13,7 @@ BUSY = 1.5
 
 
 def takes(reproduction: Reproduction, times: dict[str, Time]) -> str:
-    """How long the file and the whole took, on cores that others may have used too."""
+    """Return the time of the file and of the complete figure, on cores that may have been shared."""
     names, own = list(dict.fromkeys(units(reproduction.whole))), times.get(file_command(reproduction))
     if own is None:
         return UNKNOWN
@@ -31,7 +31,7 @@ def _busy(time: Time) -> str:
 
 
 def write_heads() -> None:
-    """Put what was measured into the files."""
+    """Write the measured times into the files."""
     times = measured()
     for reproduction in listed():
         text = reproduction.file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Run jobs, one JSON line each; a job whose line is there already is not run again."""
+"""Run jobs and write one JSON line each; a job that already has a line is skipped."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ LINES = "results.jsonl"
 
 
 class Job(Protocol):
-    """Anything with a key of its own that a process can be sent."""
+    """Anything with a unique key that can be sent to a process."""
 
     @property
     def key(self) -> str: ...
@@ -24,7 +24,7 @@ Some = TypeVar("Some", bound=Job)
 
 
 def read(results: Path) -> list[dict[str, Any]]:
-    """All results; a line that was cut off by an interruption is left out."""
+    """Return all results; omit a line that an interruption cut off."""
     rows = []
     for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else []:
         try:
@@ -37,7 +37,7 @@ def read(results: Path) -> list[dict[str, Any]]:
 def run_jobs(
     jobs: Iterable[Some], results: Path, *, work: Callable[[Some], dict[str, Any]], workers: int, title: str
 ) -> None:
-    """Run what is missing, `workers` at a time, and write every result as soon as it is there."""
+    """Run missing jobs, `workers` at a time, and write each result as soon as it exists."""
     from sightline.console import CountBar
 
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def run_jobs(
 
 
 def _lines(results: Path) -> Any:
-    """The file, open for more; a line that was cut off is ended first."""
+    """Open the file for appending; first end a line that was cut off."""
     file = results.open("a+", encoding="utf-8")
     file.seek(0)
     if not (file.read() or "\n").endswith("\n"):
@@ -102,7 +102,7 @@ def command(
 
 
 def in_order(rows: list[dict[str, Any]], parts: Mapping[str, Callable[[], Iterable[Some]]]) -> list[dict[str, Any]]:
-    """The rows as the parts list their jobs, not as they happened to end; jobs that no part has are left out."""
+    """Return the rows in the order of the parts' jobs, not of completion; omit jobs that no part lists."""
     known = {row["key"]: row for row in rows}
     keys = dict.fromkeys(job.key for part in parts.values() for job in part())
     return [known[key] for key in keys if key in known]

@@ -18,9 +18,9 @@ def write_overview(path: Path = PAGE) -> None:
     words = [
         "# What was reproduced",
         "Written by `python -m papers --page-only` from the kept results; the systems' own pages say how every "
-        "number was made. `make reproduce` runs everything anew, goes on where it was broken off, and writes all "
-        "pages; `make reproduce QUICK=1` runs a part of every system anew and compares it with what is kept; "
-        "`python -m papers --list` shows the commands.",
+        "number was made. `make reproduce` runs everything again and writes all pages; interrupted, it continues where "
+        "it stopped. `make reproduce QUICK=1` runs a part of every system again and compares it with the kept "
+        "results. `python -m papers --list` shows the commands.",
         write_total(),
         "## In short",
         write_summary(found),
@@ -46,7 +46,7 @@ VERDICTS = (
 
 
 def write_summary(found: dict[str, list[Finding]]) -> str:
-    """Per paper how many of each verdict."""
+    """Return the number of verdicts of each kind per paper."""
     lines = ["| paper | " + " | ".join(Verdict) + " | agree |", "|" + "---|" * (len(Verdict) + 2)]
     everything = [finding for findings in found.values() for finding in findings]
     for title, findings in [*((SYSTEMS[system], own) for system, own in found.items()), ("all", everything)]:
@@ -57,7 +57,7 @@ def write_summary(found: dict[str, list[Finding]]) -> str:
 
 
 def write_total() -> str:
-    """What all commands together took, and which commit they ran on."""
+    """Return the total time of all commands, and the commit they ran on."""
     wanted = {command for _, command in commands()}
     times = {command: time for command, time in measured().items() if command in wanted}
     if not times:
@@ -74,7 +74,7 @@ def write_total() -> str:
 
 
 def write_files(system: str) -> str:
-    """The experiment files of a system."""
+    """Return the table of a system's experiment files."""
     lines = ["| file | reproduces | expect | takes | the whole of it |", "|---|---|---|---|---|"]
     for one in listed([system]):
         name = f"`papers/{system}/{one.file.name}`"

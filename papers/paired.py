@@ -28,13 +28,13 @@ class Estimate:
 
 
 def measure_mean(values: Sequence[float]) -> Estimate:
-    """Mean and standard error."""
+    """Return the mean and its standard error."""
     error = stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
     return Estimate(fmean(values), error, len(values))
 
 
 def pair_by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate:
-    """`second - first`, seed by seed: what both share falls out.
+    """Return `second - first` by seed, so that common effects cancel.
 
     >>> str(pair_by_seed({0: 50.0, 1: 60.0, 2: 70.0}, {0: 52.0, 1: 62.0, 2: 72.5}))
     '+2.2 ± 0.2 (3 seeds)'
@@ -47,7 +47,7 @@ def pair_by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> Est
 
 
 def judge_difference(paper: float, ours: Estimate) -> Verdict:
-    """Reproduced: the paper's sign, and at least half its size or within two standard errors of it.
+    """Return the verdict: reproduced means the paper's sign, and half its size or within two standard errors of it.
 
     >>> judge_difference(4.0, Estimate(2.5, 0.3, 3)).value, judge_difference(4.0, Estimate(0.5, 0.1, 3)).value
     ('reproduced', 'same sign')

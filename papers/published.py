@@ -21,7 +21,7 @@ NOTICE = "the paper's own accounting, reproduced for comparison; it is not a gua
 
 
 def classic_epsilon(moments: Array, delta: float) -> float:
-    """Epsilon by Proposition 2.3, over the integer orders."""
+    """Return epsilon by Proposition 2.3, over the integer orders."""
     return float(np.min((moments[2:] + math.log(1 / delta)) / (ORDERS[2:] - 1)))
 
 
@@ -49,7 +49,7 @@ def split_moments(noise: float, parts: int, rate: float, steps: int, unsplit_noi
 
 
 def calibrate_published(moments_at: Callable[[float], Array], *, epsilon: float, delta: float) -> float:
-    """The noise at which the partitioning paper's accounting spends exactly (epsilon, delta)."""
+    """Return the noise at which the partitioning paper's accounting spends exactly (epsilon, delta)."""
     low, high = 1e-2, 1e3
     for _ in range(60):
         middle = math.sqrt(low * high)
@@ -127,7 +127,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 
 
 def show(answer: dict[str, float], as_json: bool) -> int:
-    """Print the numbers with the notice."""
+    """Print the numbers with a notice that they are no guarantee."""
     finite = {name: value if math.isfinite(value) else "infinity" for name, value in answer.items()}
     shown: dict[str, Any] = finite | {"notice": NOTICE}
     click.echo(json.dumps(shown) if as_json else "\n".join(f"{name:12} {value}" for name, value in shown.items()))
@@ -243,17 +243,17 @@ def groups(count: int, period: int, epochs: int, noise: float, rate: float, dist
         lemma_3_epsilon,
     )
     from sightline.errors import invalid
-    from sightline.topology import STRUCTURES, constant_schedule
+    from sightline.topology import STRUCTURES, constant_memberships
 
     if not 1 <= distance < count:
         invalid("--distance", distance, f"lies from 1 to {count - 1} for --groups {count}")
     releases = as_published_count(period, epochs, distance, releases_each=period)
-    string = constant_schedule(count + 1, STRUCTURES["string"](count + 1, count))
+    string = constant_memberships(count + 1, STRUCTURES["string"](count + 1, count))
     training = ConvexTraining(noise, clip_norm, learning_rate, smoothness, local_steps)
     pair = {"subject": 0, "observer": distance + 1}
 
     def convert(divergence: Callable[..., float]) -> float:
-        """The least epsilon over the integer orders."""
+        """Return the least epsilon over the integer orders."""
         found = (
             divergence(string, period, epochs, training, **pair, order=float(a)) + math.log(1 / delta) / (a - 1)
             for a in range(2, 65)

@@ -1,4 +1,4 @@
-"""`make reproduce QUICK=1`: a part of every system anew, beside what is kept."""
+"""`make reproduce QUICK=1`: run a part of every system again and compare it with the kept results."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ TIMES = ("seconds", "minutes", "wall", "time")
 
 
 def run_quickly(systems: Iterable[str], *, folder: Path = FOLDER, do: Do = called) -> list[str]:
-    """Run the quick part of some systems, and print how far it is from what is kept; returns what failed."""
+    """Run the quick part of some systems, print how it differs from the kept results, and return failed commands."""
     todo = [command for system in systems for command in QUICK[system]]
     shutil.rmtree(folder, ignore_errors=True)
     done, failed = run_all(todo, folder, do)
@@ -41,7 +41,7 @@ def run_quickly(systems: Iterable[str], *, folder: Path = FOLDER, do: Do = calle
 
 
 def compare_rows(kept: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> str:
-    """How many runs, how many equal, and the largest difference of a number with its name.
+    """Return the number of runs, of equal ones, and the largest difference of a number with its name.
 
     >>> old = [{"key": "a", "accuracy": [0.5, 0.7], "cpu_seconds": 3.0}, {"key": "b", "accuracy": [0.1]}]
     >>> compare_rows(old, [{"key": "a", "accuracy": [0.5, 0.75], "cpu_seconds": 9.0}, {"key": "c", "accuracy": [0.1]}])
@@ -64,7 +64,7 @@ def compare_rows(kept: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> str
 
 
 def walk_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a result with its place, but for times."""
+    """Yield every number of a result with its path, except times."""
     if isinstance(value, dict):
         for key, part in value.items():
             if not any(word in str(key) for word in TIMES):

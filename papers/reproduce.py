@@ -1,4 +1,4 @@
-"""`make reproduce`: every command into fresh results; what is done is remembered; then the results are put in place."""
+"""`make reproduce`: run every command into fresh results, remember finished ones, then replace the kept results."""
 
 import os
 import resource
@@ -49,7 +49,7 @@ def called(words: list[str]) -> bool:
 
 
 def reproduce(systems: Iterable[str], *, scratch: Path = SCRATCH, do: Do = called) -> list[str]:
-    """Run what is not done yet, put whole systems in place; returns the commands that failed."""
+    """Run unfinished commands and replace the results of complete systems; return the commands that failed."""
     todo = commands(systems)
     begin(scratch)
     done, failed = run_all([command for _, command in todo], scratch, do)
@@ -63,7 +63,7 @@ def reproduce(systems: Iterable[str], *, scratch: Path = SCRATCH, do: Do = calle
 
 
 def run_all(todo: list[str], scratch: Path, do: Do) -> tuple[dict[str, Time], list[str]]:
-    """(what is done and its times, what failed): one failure does not keep the others from being run."""
+    """Return (finished commands with their times, failed commands); one failure does not stop the others."""
     done, failed = measured(scratch / "done.json"), []
     for number, command in enumerate(todo, 1):
         print(tell_progress(number - 1, todo, done), command, flush=True)
@@ -75,7 +75,7 @@ def run_all(todo: list[str], scratch: Path, do: Do) -> tuple[dict[str, Time], li
 
 
 def tell_progress(number: int, todo: list[str], done: dict[str, Time]) -> str:
-    """A bar of all commands, and what is left by the times that were measured last.
+    """Print a progress bar of all commands, and the time left by their last measurement.
 
     >>> tell_progress(1, ["a", "b", "c", "d"], {})
     '[=====...............] 1/4'
@@ -90,14 +90,14 @@ def tell_progress(number: int, todo: list[str], done: dict[str, Time]) -> str:
 
 
 def begin(scratch: Path) -> None:
-    """A new reproduction starts without what earlier runs left."""
+    """Remove the caches of earlier runs before a new reproduction."""
     if not scratch.exists():
         for cache in CACHES:
             shutil.rmtree(HERE / cache, ignore_errors=True)
 
 
 def forget(todo: list[str], scratch: Path) -> None:
-    """A reproduction that is in place begins anew next time."""
+    """Remove the scratch results of a finished reproduction, so that the next one starts from nothing."""
     for name in ("done.json", "attempts.json"):
         keep(
             {command: time for command, time in measured(scratch / name).items() if command not in todo}, scratch / name
@@ -110,7 +110,7 @@ def forget(todo: list[str], scratch: Path) -> None:
 
 
 def timed(command: str, scratch: Path, done: dict[str, Time], do: Do) -> bool:
-    """Run one command and note its time; that of a broken-off attempt is added to the next."""
+    """Run one command and record its time, including earlier interrupted attempts."""
     attempts = measured(scratch / "attempts.json")
     load, wall, processor = os.getloadavg()[0], time.monotonic(), _children()
     succeeded = False
@@ -129,13 +129,13 @@ def timed(command: str, scratch: Path, done: dict[str, Time], do: Do) -> bool:
 
 
 def _children() -> float:
-    """Processor seconds of all processes that ended below this one."""
+    """Return the processor seconds of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def words_of(command: str, scratch: Path) -> list[str]:
-    """The command with its results in the scratch folder; a run that was broken off goes on."""
+    """Return the command with its results in the scratch folder; an interrupted run is resumed."""
     first, *rest = shlex.split(command)
     if first == "sightline":
         run = scratch / "files" / Path(rest[-1]).relative_to("papers").with_suffix("")
@@ -144,7 +144,7 @@ def words_of(command: str, scratch: Path) -> list[str]:
 
 
 def put_in_place(system: str, times: dict[str, Time], scratch: Path, do: Do) -> None:
-    """Move a system's results to where they are kept, note its times, write its page."""
+    """Move a system's results to their place, record its times and write its page."""
     move(system, scratch, HERE)
     others = {command: time for command, time in measured().items() if system_of(command) != system}
     keep(others | times)
@@ -153,7 +153,7 @@ def put_in_place(system: str, times: dict[str, Time], scratch: Path, do: Do) -> 
 
 
 def move(system: str, scratch: Path, place: Path) -> None:
-    """Copy the files of a system's results; pages of the rehearsal stay behind."""
+    """Copy the files of a system's results, without the scratch pages."""
     for home in dict.fromkeys(home for module, home in HOMES.items() if module.split(".")[1] == system):
         for file in (scratch / home).glob("*"):
             if file.is_file():
@@ -162,5 +162,5 @@ def move(system: str, scratch: Path, place: Path) -> None:
 
 
 def system_of(command: str) -> str:
-    """The system that a command is about."""
+    """Return the system of a command."""
     return next(system for system in PAGES if f"papers.{system}" in command or f"/{system}/" in command)

@@ -1,4 +1,4 @@
-"""The systems: their titles, what their kept results say of the papers' figures and tables, and to their authors."""
+"""The systems: titles, findings on the papers' figures and tables from the kept results, and notes to the authors."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,18 +22,18 @@ Said = tuple[list[Finding], tuple[str, ...]]
 
 
 def findings_of(system: str) -> list[Finding]:
-    """All findings of a system, from the results that are kept here."""
+    """Return all findings of a system, from its kept results."""
     return read_found(system)[0]
 
 
 def find_sentences(system: str) -> tuple[str, ...]:
-    """What the authors of the paper would want to read."""
+    """Return the sentences for the authors of the paper."""
     return read_found(system)[1]
 
 
 @cache
 def read_found(system: str) -> Said:
-    """Both, worked out once in a process."""
+    """Return findings and sentences, computed once per process."""
     return FOUND[system]()
 
 

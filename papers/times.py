@@ -1,4 +1,4 @@
-"""What every command took when it was last measured, and the commit it ran on: papers/times.json, made_on.json."""
+"""The last measured time of every command, and the commit it ran on: papers/times.json, made_on.json."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ MADE_ON = Path(__file__).parent / "made_on.json"
 
 @dataclass(frozen=True)
 class Time:
-    """Minutes of one command, and how busy the machine was."""
+    """The minutes of one command, and the load of the machine."""
 
     wall: float
     processor: float
@@ -25,14 +25,14 @@ class Time:
 
 
 def measured(path: Path = TIMES) -> dict[str, Time]:
-    """Command -> its time."""
+    """Return command -> time."""
     if not path.is_file():
         return {}
     return {command: Time(**plain) for command, plain in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def keep(times: dict[str, Time], path: Path = TIMES) -> None:
-    """Write them, sorted, a line each."""
+    """Write the times, sorted, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: {k: round(v, 3) for k, v in asdict(time).items()} for name, time in sorted(times.items())}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in plain.items())
@@ -40,18 +40,18 @@ def keep(times: dict[str, Time], path: Path = TIMES) -> None:
 
 
 def told(minutes: float) -> str:
-    """Seconds below a minute, else minutes."""
+    """Format a time: seconds below a minute, else minutes."""
     seconds = max(1, round(60 * minutes))
     return f"{seconds} s" if seconds < 60 else f"{minutes:.0f} min" if minutes >= 9.5 else f"{minutes:.1f} min"
 
 
 def made_on(path: Path = MADE_ON) -> dict[str, str]:
-    """System -> the commit whose source made its kept results."""
+    """Return system -> the commit whose source made its kept results."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def note_commit(system: str, path: Path = MADE_ON) -> None:
-    """The commit of the source as it is now, with a + when code (not results) was changed since."""
+    """Record the current commit, with a + if code (not results) has changed since."""
     code = ("--", ":/src", ":(top,glob)papers/**/*.py", ":(top,glob)papers/**/*.toml")
     changed = "+" if _ask_git("status", "--porcelain", *code) else ""
     notes = made_on(path) | {system: (_ask_git("rev-parse", "--short=10", "HEAD") or "unknown") + changed}
@@ -59,7 +59,7 @@ def note_commit(system: str, path: Path = MADE_ON) -> None:
 
 
 def _ask_git(*words: str) -> str:
-    """What git says here; nothing where there is no git."""
+    """Return git's answer, or an empty text without git."""
     try:
         said = subprocess.run(
             ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False

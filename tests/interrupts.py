@@ -25,7 +25,7 @@ def heeds_interrupts() -> None:
 
 
 def stopped_after(rounds: int, words: list[str]) -> subprocess.Popen[str]:
-    """A process of the command line that has done so many rounds and waits there, however fast it was."""
+    """Start a process of the command line that waits after `rounds` rounds."""
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPING, str(rounds), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 name, mode, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 factory, tokens = MODELS[name]
 x, y = token_batch(tokens, size)
-module = ModuleValidator.fix(factory()).train()  # its own attention in the place of torch's
+module = ModuleValidator.fix(factory()).train()  # its own attention instead of torch's
 sgd = torch.optim.SGD([one for one in module.parameters() if one.requires_grad], lr=0.01)
 noise = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": size}
 

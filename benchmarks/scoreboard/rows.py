@@ -27,7 +27,7 @@ class Noise:
 
     @property
     def steps(self) -> int:
-        """So many batches make the epochs."""
+        """Return the number of batches in all epochs."""
         return round(self.epochs * self.examples / self.batch)
 
 

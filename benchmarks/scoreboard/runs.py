@@ -48,7 +48,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For whoever waits."""
+        """Return the job's name for progress messages."""
         return " ".join([self.row.name, self.kind, *([] if self.seed is None else [f"seed {self.seed}"])])
 
     @property
@@ -92,7 +92,7 @@ def is_done(job: Job, results: dict[tuple[str, str, int | None], dict[str, Any]]
 
 
 def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
-    """Make the line and append it: whoever breaks off between two jobs loses nothing."""
+    """Compute the line and append it, so that stopping between two jobs loses nothing."""
     began = time.process_time()
     found = {"price": price_noise, "run": run_row, "open": run_row, "audit": audit_row}[job.kind](job)
     seconds = {"processor_seconds": round(time.process_time() - began, 1), "torch": version("torch")}
@@ -104,7 +104,7 @@ def do_job(job: Job, file: Path = RESULTS) -> dict[str, Any]:
 
 
 def attempt_job(job: Job, file: Path | None = None) -> str | None:
-    """Why it failed, or None. It stands here because processes that are started anew know no `__main__`."""
+    """Run a job; return the reason if it fails. Not in `__main__`, which a spawned process cannot import from."""
     torch.set_num_threads(1)  # as the page says; jobs are done side by side
     try:
         do_job(job) if file is None else do_job(job, file)
@@ -114,7 +114,7 @@ def attempt_job(job: Job, file: Path | None = None) -> str | None:
 
 
 def run_row(job: Job) -> dict[str, Any]:
-    """The file with the seed. What was broken off goes on where it stopped; the directory goes when it is done."""
+    """Run the file with the seed. An interrupted run continues; the directory is removed at the end."""
     out = SCRATCH / f"{job.row.name}-{job.kind}-{job.row.digest}-{job.seed}"
     resumed = (out / "run.sqlite").is_file()
     words = job.row.open if job.kind == "open" else ()

@@ -28,7 +28,7 @@ STEPS = {
     "printed": {"rounds": 3, "batch_size": 32, "learning_rate": 0.1, "hidden": None},
 }
 """How the rounds are scaled: as in all cells; with a choice in every round; with smaller and more steps; as printed
-with the noise of 200 rounds, broken off after three."""
+with the noise of 200 rounds, stopped after three."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Accuracy:
 
 
 def jobs() -> Iterator[Accuracy]:
-    """Epsilon by epsilon and seed by seed: a part that was broken off is even."""
+    """Order the jobs by epsilon and seed, so that an interrupted part is balanced."""
     for epsilon in EPSILONS:
         for seed in SEEDS:
             for source in SOURCES:

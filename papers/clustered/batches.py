@@ -21,7 +21,7 @@ SAMPLES = 1000
 FIRST_BATCHES = (32, 128, 512, SAMPLES)
 LATER_BATCHES = (8, 16, 32, 64, 128)
 FEW, DRAWS = range(3), range(10)
-"""Draws of the noise: of a first round of many steps, which is trained anew for each; of one of a single step."""
+"""Noise draws for a first round of many steps, which is trained again for each draw, and for one of a single step."""
 RATIO_BATCHES = (16, 64, 256, 1024)
 RATIO_SAMPLES = 50_000
 

@@ -1,7 +1,7 @@
 """Round one of R-DPCFL at full size: the clipped sums once, then noise for every epsilon (figures 10 and 13)."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from sightline.algorithms.clustered.mixture import (
     KINDS,
     Mixture,
     PointsOf,
+    cluster_purity,
     confidence_by_count,
     fit_mixture,
-    same_clusters,
     surest_mixture,
 )
 from sightline.randomness import Purpose, Streams
@@ -24,11 +24,16 @@ from sightline.randomness import Purpose, Streams
 CLUSTERS = (3, 6, 6, 6)
 CLIP_NORMS = {"mnist": 1.0, "fashion_mnist": 3.0, "cifar10": 5.0}
 SUMS = Path(__file__).parent / "sums"
-"""Where clipped sums are kept, so that only the fits are made again; not under version control."""
+"""Where clipped sums are cached, so that only the fits are repeated; not under version control."""
 POINTS = ("principal", "spanning")
 SEEDS = range(10)
 LOUDER = (3, 10, 20, 30, 50, 70, 100, 200, 400)
-"""By how much the noise of epsilon = 3 is multiplied to see the clusters go under (figure 13)."""
+"""Multiples of the noise of epsilon = 3, up to where the clusters disappear (figure 13)."""
+
+
+def same_clusters(assigned: Sequence[int], truth: Sequence[int]) -> bool:
+    """Return whether both put the same clients together, under any names of the clusters."""
+    return cluster_purity(assigned, truth) == cluster_purity(truth, assigned) == 1.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class FirstRound:
 
 
 def jobs() -> Iterator[FirstRound]:
-    """Seed by seed: a part that was broken off is even."""
+    """Order the jobs by seed, so that an interrupted part is balanced."""
     for seed in SEEDS:
         yield from (FirstRound(source, "rotation", seed) for source in ("mnist", "fashion_mnist"))
 

@@ -1,4 +1,4 @@
-"""The words of the page that no run changes."""
+"""The fixed text of papers/docs/clustered.md."""
 
 HEAD = """# Clustered federated learning: what the paper says, what came out
 
@@ -10,13 +10,13 @@ python -m papers.clustered             # everything
 python -m papers.clustered first       # one part: first cifar accuracy causes printed batches ratio quick
 ```
 
-It goes on where it was stopped: one line per job in `papers/clustered/results.jsonl`; clipped sums of first rounds
+An interrupted command continues: `papers/clustered/results.jsonl` has one line per job; clipped sums of first rounds
 are kept in `papers/clustered/sums/` and used for every epsilon. Differences are paired by seed; "±" is one
 standard error."""
 
 SETTING = """## What is as in the paper, and what is not
 
-As printed: 21 clients in clusters of 3, 6, 6 and 6, every cluster dealt the whole data set anew (8,000 examples a
+As printed: 21 clients in clusters of 3, 6, 6 and 6, every cluster with its own split of the whole data set (8,000 examples a
 client for MNIST and Fashion-MNIST), rotation by k x 90 degrees and labels (y + k) mod 10, the CNN of table 2 (28,938
 parameters), clip norms 1 and 3, E = 200 rounds and b = 32 for the noise, delta = 1e-4, a full batch in round one,
 candidates for the number of clusters chosen by MSS. IFCA chooses in the first tenth of the rounds, each choice costs
@@ -27,7 +27,7 @@ Not as printed:
 - z comes from one accountant for round one, later rounds and selections; it is smaller than the authors' at the same
   guarantee.
 - CIFAR-10 uses the CNN of table 2 on 3 x 32 x 32 inputs instead of ResNet-18, and 6,666 examples a client
-  ([how clusters are dealt and tested](../../docs/design-notes.md#how-clusters-are-dealt-and-tested)).
+  ([how clusters are dealt and tested](../../docs/design-notes.md#how-clusters-are-divided-and-tested)).
 - Figures 11 and 12 are scaled: an MLP 784-16-10 (12,730 parameters), 20 rounds, 1,000 examples a client, batches of
   128, learning rate .8 (DP-FedAvg 2), clip norm 1; one run has the CNN, 8,000 examples and batches of 32, for three
   rounds. With 20 rounds IFCA has two rounds of choices; the part `causes` gives it one in every round, and

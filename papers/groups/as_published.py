@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sightline.errors import invalid, refuse
 from sightline.mechanisms import clip_update
-from sightline.topology import Schedule
+from sightline.topology import Memberships
 
 
 def as_published_count(period: int, epochs: int, distance: int, *, releases_each: int) -> int:
@@ -60,7 +60,14 @@ class ConvexTraining:
 
 
 def as_published_plus(
-    schedule: Schedule, period: int, epochs: int, training: ConvexTraining, *, subject: int, observer: int, order: float
+    schedule: Memberships,
+    period: int,
+    epochs: int,
+    training: ConvexTraining,
+    *,
+    subject: int,
+    observer: int,
+    order: float,
 ) -> float:
     """Eq. (22), Theorem 2 for DP-OGL+ and an observer outside the subject's groups: no guarantee.
 
@@ -76,7 +83,14 @@ def as_published_plus(
 
 
 def as_published_degradation(
-    schedule: Schedule, period: int, epochs: int, training: ConvexTraining, *, subject: int, observer: int, order: float
+    schedule: Memberships,
+    period: int,
+    epochs: int,
+    training: ConvexTraining,
+    *,
+    subject: int,
+    observer: int,
+    order: float,
 ) -> float:
     """The Renyi divergence that Theorem 2 states for a string, read so that it gives eq. (26): no guarantee.
 
@@ -136,7 +150,7 @@ def _start_group(spread: NDArray[np.float64], groups: Sequence[Sequence[int]], w
     return float(sum(spread[m] for m, group in enumerate(groups) if worker in group))
 
 
-def check_string(schedule: Schedule) -> None:
+def check_string(schedule: Memberships) -> None:
     """Definition 7: at most two groups a worker, neighbours share workers, others do not."""
     groups = [set(group) for group in schedule.eras[0].groups]
     near = [[bool(one & other) for other in groups] for one in groups]

@@ -14,7 +14,7 @@ from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Threat, planned_pairs
 from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.ledger.group_privacy import Bottleneck
-from sightline.topology import constant_schedule
+from sightline.topology import constant_memberships
 
 HERE = Path(__file__).parent
 PERIODS = [1, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100]
@@ -33,7 +33,7 @@ def thick_ring(workers, groups, overlap):
 def pair(period, overlap, rate, noise=3.0):
     """(flow, least) epsilon of a worker of one group alone against one of the opposite group."""
     event = Gaussian(noise) if rate == 1 else Poisson(rate, Gaussian(noise))
-    pairs = planned_pairs(GroupPlan(constant_schedule(100, thick_ring(100, 4, overlap)), period, 201, (event,) * 4))
+    pairs = planned_pairs(GroupPlan(constant_memberships(100, thick_ring(100, 4, overlap)), period, 201, (event,) * 4))
     subject, observer = pairs.class_of[15], pairs.class_of[65]
     flow, _ = epsilon_matrix(pairs, Threat.EVERYONE, COSTING)
     bound = Bottleneck(pairs).epsilon(int(subject), int(observer), COSTING)

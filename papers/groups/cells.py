@@ -38,7 +38,7 @@ class Regime:
 
 
 PRINTED = Regime(120, 40, "cnn_small", 1, 4, 0.01)
-"""The printed noise, clip norm and way of an epoch: one step of .01 in the place of 10 of .001."""
+"""The printed noise, clip norm and way of an epoch: one step of .01 instead of 10 of .001."""
 REGIMES = {
     "printed": PRINTED,
     "rate x 50": replace(PRINTED, learning_rate=0.5),
@@ -213,7 +213,7 @@ def write_sorted_ring(cell: Cell, path: Path) -> Path:
 
 
 def sort_ring(most: list[int], groups: int) -> list[list[int]]:
-    """A ring in the order of the workers' commonest labels: who sits where tells them.
+    """A ring in the order of the workers' commonest labels, which the order reveals.
 
     >>> sort_ring([1, 0, 1, 0], 2)
     [[0, 1, 3], [0, 1, 2]]

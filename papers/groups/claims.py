@@ -194,7 +194,7 @@ def compare_noise(known: Known) -> Iterator[Finding]:
 
 
 def say_to_authors(rows: list[Row]) -> tuple[str, str, str]:
-    """What somebody who wrote the paper would want to read, with the numbers of the runs."""
+    """Return what the paper's authors would want to read, with the numbers of the runs."""
     known = Known(rows)
     first = (
         "At the printed rate of .001 training has hardly begun, and the ring leads the global model by "

@@ -108,7 +108,7 @@ def cut_outsiders(counted: Counted) -> Iterator[Finding]:
 
 
 def group_by_label(counted: Counted) -> Iterator[Finding]:
-    """Figures 4 (a), (d) and 5 (e): who holds a label is in its group."""
+    """Figures 4 (a), (d) and 5 (e): a worker that holds a label is in its group."""
     one, labels, few = mean_of(counted, "GL"), mean_of(counted, LABELS), mean_of(counted, f"{LABELS}, a tenth")
     yield Finding(
         "Figure 4 (a)", "LB has a weaker mean bound in spite of noise 3, because of its overlaps", SETTING, SAME,

@@ -17,7 +17,7 @@ from papers.groups.as_published import lemma_3_epsilon
 from sightline import engine
 from sightline.apps.report.sections import draw_heatmap, mean_and_deviation
 from sightline.config import parse
-from sightline.ledger.group_privacy import Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, query_pairs
 
 HERE = Path(__file__).parent
 EPOCHS = np.unique(np.concatenate([[1, 2, 3], np.arange(5, 201, 5)]))
@@ -47,7 +47,7 @@ def question(
     structure, groups, period, noise, *, plus=False, threat="everyone", accountant="rdp", bottleneck=False, workers=100
 ):
     named = {} if structure.endswith(".json") else {"workers": workers, "count": groups}
-    return Question(structure, 200, noise, 1e-5, **named, period=period, rate=0.7, plus=plus, threat=threat,
+    return PairQuery(structure, 200, noise, 1e-5, **named, period=period, rate=0.7, plus=plus, threat=threat,
                     accountant=accountant, bottleneck=bottleneck)  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def main():
     table = {}
     draw_heatmaps(labels, table, results)
     for name, asked in others(labels).items():
-        table[name] = describe_pairs(answer_question(asked))
+        table[name] = describe_pairs(query_pairs(asked))
     draw_curves(labels, table, results)
     (results / "figure4.json").write_text(json.dumps(table, indent=1) + "\n")
     for name, row in table.items():
@@ -113,10 +113,10 @@ def draw_heatmaps(labels, table, results):
     figure = Figure(figsize=(17, 8), layout="constrained")
     places = figure.subplots(2, 4).ravel()
     for axes, (name, asked) in zip(places, panels(labels).items(), strict=False):
-        answer = answer_question(asked)
+        answer = query_pairs(asked)
         draw_heatmap(axes, answer)
         axes.set_title(name)
-        by_pld = answer_question(replace(asked, accountant="pld"))
+        by_pld = query_pairs(replace(asked, accountant="pld"))
         exact = {"pld_mean": round(by_pld.mean, 2), "pld_max": round(by_pld.largest, 2)}
         table[name] = describe_pairs(answer) | exact
     for axes in places[len(panels(labels)) :]:
@@ -137,7 +137,7 @@ def describe_pairs(answer):
 
 def mean_by_lemma_3(answer):
     """The mean over workers of the worst epsilon when a release costs what Lemma 3 says."""
-    asked, there = answer.question, ~np.isnan(answer.matrix)
+    asked, there = answer.query, ~np.isnan(answer.matrix)
     worst = np.where(there, answer.flow[1], 0).max(1)[answer.pairs.class_of]
     costs = {int(k): lemma_3_epsilon(int(k), rate=asked.rate, noise=asked.noise, delta=asked.delta) for k in set(worst)}
     return float(np.mean([costs[int(releases)] for releases in worst]))
@@ -147,13 +147,13 @@ def draw_curves(labels, table, results):
     figure = Figure(figsize=(9, 5.4), layout="constrained")
     axes = figure.subplots()
     for name, asked in curves(labels, labels_file("fashion_mnist"), labels_file(share=FEW)).items():
-        answer = answer_question(asked)
+        answer = query_pairs(asked)
         mean, deviation = mean_and_deviation([answer.at(int(t)).worst for t in EPOCHS])
         (line,) = axes.plot(EPOCHS, mean, label=name)
         axes.fill_between(EPOCHS, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15)
         table["(a) " + name] = {
             "t=200": [round(float(mean[-1]), 2), round(float(deviation[-1]), 2)],
-            "pld": round(answer_question(replace(asked, accountant="pld")).mean, 2),
+            "pld": round(query_pairs(replace(asked, accountant="pld")).mean, 2),
             "lemma_3": round(mean_by_lemma_3(answer), 2),
         }
     axes.set(xlabel="epoch t", ylabel="mean over workers of the worst epsilon (RDP)", ylim=(0, None))

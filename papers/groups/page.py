@@ -13,7 +13,7 @@ from papers.paired import measure_mean
 
 Row = dict[str, Any]
 WORDS = Path(__file__).with_name("words.md")
-"""What a person wrote about it, with places for what the results make."""
+"""The hand-written text, with placeholders for the results."""
 
 
 def write_page(rows: list[Row], path: Path) -> None:

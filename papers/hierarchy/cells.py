@@ -17,7 +17,7 @@ CONTROL = {"energy": 3, "delay": 3, "accuracy": 1, "tau_max": 40}
 CLIPPED_RATE = 0.4
 """Of clipped steps of single examples."""
 NOTHING = 1e6
-"""An epsilon at which the noise is nothing."""
+"""An epsilon at which the noise is negligible."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ PIECE = 2000
 def deal_features(
     clients: int, rng: np.random.Generator, data: str, examples: int, labels: int = 3
 ) -> Iterator[Client]:
-    """So many devices with so many examples each, of three labels; the first one also brings the test images."""
+    """Yield devices with `examples` examples each, of three labels; the first one also holds the test images."""
     train, test = read_features(data)
     some = draw_subsample(len(train), keep=clients * examples, rng=rng)
     parts = label_shards(train.y[some], clients=clients, labels_per_client=labels, rng=rng)

@@ -1,4 +1,4 @@
-"""The fixed words of papers/docs/hierarchy.md."""
+"""The fixed text of papers/docs/hierarchy.md."""
 
 MODULE = "python -m papers.hierarchy"
 DATA = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -30,7 +30,7 @@ SETTING = """## How it was run
 
 **As in the paper**: 50 devices in 10 subnets, 3 of 10 labels a device, tau = 20, a local aggregation every 5 steps,
 epsilon = 1, delta = 1e-5, the wireless and wired models of appendix D. **Scaled or chosen here**: 40 intervals instead
-of 200 (`long`: 200); softmax regression on fixed features in the place of a 12-layer CNN whose size the paper
+of 200 (`long`: 200); softmax regression on fixed features instead of a 12-layer CNN whose size the paper
 gives as 7,840; 2,000 test images; distances of 10 to 100 m, spread evenly (the paper names none); half of the edges
 trusted by name for p_c = .5. Accuracies are means over the last three of twenty evaluations.
 

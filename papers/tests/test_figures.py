@@ -139,7 +139,7 @@ def test_parts_that_commands_name_exist():
 
 def test_a_file_without_a_head_is_named(tmp_path: Path):
     (tmp_path / "bare.toml").write_text("rounds = 1\n")
-    with pytest.raises(InvalidInput, match="its first lines are not"):
+    with pytest.raises(InvalidInput, match="its first lines must be"):
         Reproduction.read(tmp_path / "bare.toml")
 
 

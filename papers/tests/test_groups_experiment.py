@@ -113,11 +113,11 @@ def test_the_authors_are_told_numbers_of_the_runs():
 @pytest.mark.parametrize("name", ["(a) RI+ (4, 2)", "(a) RI (4, 10)"])
 def test_the_kept_counts_are_what_the_accountant_finds_today(name: str):
     from papers.groups.figure4 import curves
-    from sightline.ledger.group_privacy import answer_question
+    from sightline.ledger.group_privacy import query_pairs
 
     mean, _ = read_counted()[name]["t=200"]
     asked = curves(None, None)[name.removeprefix("(a) ")]
-    assert answer_question(asked).mean == pytest.approx(mean, abs=0.01)
+    assert query_pairs(asked).mean == pytest.approx(mean, abs=0.01)
 
 
 def test_a_sorted_ring_is_a_ring_of_the_same_workers_in_another_order():

@@ -16,7 +16,7 @@ from papers.groups.as_published import (
     printed_sum,
 )
 from sightline.errors import Refused
-from sightline.topology import STRUCTURES, constant_schedule
+from sightline.topology import STRUCTURES, constant_memberships
 
 
 def quadratic(target, rate):
@@ -40,7 +40,7 @@ TRAINING = ConvexTraining(noise_multiplier=2.0, clip_norm=0.05, learning_rate=0.
 
 
 def test_the_printed_degradation_of_example_2():
-    string = constant_schedule(3, STRUCTURES["string"](3, 2))
+    string = constant_memberships(3, STRUCTURES["string"](3, 2))
     mu = mixing_factors(string.eras[0].groups, 2, 4, TRAINING, 2.0)
     one = 2.0 / (2 * 2.0**2)
 
@@ -55,7 +55,7 @@ def test_the_printed_degradation_of_example_2():
 
 def test_the_printed_degradation_of_dp_ogl_plus_counts_intervals():
     """Eq. (22): no factor S, and blocks with noise of variance S c^2 sigma^2."""
-    string = constant_schedule(3, STRUCTURES["string"](3, 2))
+    string = constant_memberships(3, STRUCTURES["string"](3, 2))
     wide = ConvexTraining(
         noise_multiplier=2.0, clip_norm=0.05 * math.sqrt(2), learning_rate=0.1, smoothness=1.0, steps=4
     )
@@ -80,5 +80,5 @@ def test_the_published_forms_are_kept_to_where_they_are_printed():
     assert as_published_count(10, 200, 1, releases_each=10) == 180 < 190
     with pytest.raises(Refused, match="string"):
         as_published_degradation(
-            constant_schedule(12, STRUCTURES["ring"](12, 4)), 2, 4, TRAINING, subject=0, observer=5, order=2.0
+            constant_memberships(12, STRUCTURES["ring"](12, 4)), 2, 4, TRAINING, subject=0, observer=5, order=2.0
         )

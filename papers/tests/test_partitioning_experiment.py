@@ -19,7 +19,7 @@ SHARES = {"baseline": 0.0, "published": 1.0, "ours": 1.5}
 
 
 def training_runs(noisy: float, printed: float = 0.0):
-    """Three seeds; amplification gains so many points, our accountant half as much again."""
+    """Return rows of three seeds: amplification gains `noisy` or `printed` points, our accountant half as much again."""
     rows = []
     for table, source in (("table1", "fashion_mnist"), ("table1", "cifar10"), ("table2", "fashion_mnist")):
         for regime, gain in (("noisy", noisy), ("printed", printed)):

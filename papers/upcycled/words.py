@@ -9,7 +9,7 @@ python -m papers.upcycled            # everything
 python -m papers.upcycled table3     # one part; `python -m papers --list` shows them and what each took
 ```
 
-It goes on where it was stopped: one line per run in `papers/upcycled/results.jsonl`. Letters and tweets need
+An interrupted command continues: `papers/upcycled/results.jsonl` has one line per run. Letters and tweets need
 `SIGHTLINE_DATA`.
 
 Settings: the authors' (SGD, momentum .5, batch 32, 10 local epochs, 30% of clients a round without replacement,

@@ -104,30 +104,34 @@ def run(
     """
     transport = _check_call(runtime, workers, handed_over=data is not None or not isinstance(model, str | None))
     listeners, own = check_callbacks(callbacks), OwnMetrics(read_metrics(metrics), _tell)
-    words = [*overrides] + ([] if seed is None else [f"seed={seed}"])
-    if isinstance(file, Experiment) and words:
-        invalid("overrides", words, "an Experiment is final", "apply them when you read the file")
+    assignments = [*overrides] + ([] if seed is None else [f"seed={seed}"])
+    if isinstance(file, Experiment) and assignments:
+        invalid(
+            "overrides", assignments, "an Experiment object cannot be overridden", "pass overrides to sightline.read"
+        )
     if isinstance(model, str) and not isinstance(file, Experiment):
-        words, model = [*words, f"model.name={json.dumps(model)}"], None
-    index, notes = None if out is None else Path(out), list[str]()
+        assignments, model = [*assignments, f"model.name={json.dumps(model)}"], None
+    folder, notes = None if out is None else Path(out), list[str]()
     if isinstance(file, str | Path) and Path(file).is_dir():
-        index = run_directory(Path(file), index, resume=resume or more_rounds is not None)
-        experiment = engine.read_settings(index, words)
+        folder = run_directory(Path(file), folder, resume=resume or more_rounds is not None)
+        experiment = engine.read_settings(folder, assignments)
     else:
-        if more_rounds is not None and index is None:
+        if more_rounds is not None and folder is None:
             shown = "an Experiment" if isinstance(file, Experiment) else file
-            reason = f"are added to a run, and {shown} is not its directory"
+            reason = f"more rounds need a run directory, and {shown} is not one"
             invalid("rounds", f"+{more_rounds}", reason, "e.g. runs/mine")
-        experiment = file if isinstance(file, Experiment) else read(file, words, notes.append)
+        experiment = file if isinstance(file, Experiment) else read(file, assignments, notes.append)
     resume = resume or more_rounds is not None
     if "privacy" not in experiment.model_fields_set and not resume:
         notes.append(
             "no [privacy]: nothing is promised, every update is published without noise; add epsilon = 8 under it"
         )
     if accept_changes and not resume:
-        invalid("--accept-changes", True, "a new run has nothing that could have changed", "give it with --resume")
+        invalid(
+            "--accept-changes", True, "a new run has no earlier code that could have changed", "give it with --resume"
+        )
     experiment, federation, factory = take_objects(experiment, data, test, model)
-    directory = engine.directory_to_resume(experiment, index) if resume else None
+    directory = engine.directory_to_resume(experiment, folder) if resume else None
     # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
     build = partial(
         engine.build_experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
@@ -140,11 +144,11 @@ def run(
     # Only now, so that an error is one line.
     for note in notes:
         _tell(note)
-    directory = directory or engine.new_directory(experiment, index)
-    done, told = Run(directory, built.model), _Listeners(listeners)
-    way_on = _way_to_go_on(directory, data=data, test=test, model=model, metrics=own.functions or None)
+    directory = directory or engine.new_directory(experiment, folder)
+    done, callers = Run(directory, built.model), _Listeners(listeners)
+    command = _resume_command(directory, data=data, test=test, model=model, metrics=own.functions or None)
     make_simulator = simulator_maker(workers)
-    with _finish_on_interrupt(directory, way_on), _progress_listener(built.experiment, progress) as advance:
+    with _finish_on_interrupt(directory, command), _progress_listener(built.experiment, progress) as advance:
         loop = partial(
             engine.run_loop,
             built,
@@ -156,22 +160,22 @@ def run(
             choose_paths=paths_by_measuring,
             metrics=own,
             on_models=done.live.append,
-            on_round=_call_all(advance, _with_run(on_round, done), partial(told.tell_round, done)),
+            on_round=_call_all(advance, _with_run(on_round, done), partial(callers.tell_round, done)),
             on_note=_tell,
         )
         if runtime == "flower":
             from sightline.runtimes.flower.apps import simulate_nodes
 
             at_once = 1 if workers == AUTO else int(workers)
-            simulate_nodes(built, directory, lambda make: loop(told.start_with(done, make)), workers=at_once)
+            simulate_nodes(built, directory, lambda make: loop(callers.start_with(done, make)), workers=at_once)
         elif transport is not None:
             post = transport(built, directory)
-            loop(told.start_with(done, lambda setting, *streams: simulated_clients(setting, directory, post)))
+            loop(callers.start_with(done, lambda built, *streams: simulated_clients(built, directory, post)))
         else:
-            loop(told.start_with(done, make_simulator))
+            loop(callers.start_with(done, make_simulator))
     done.live.clear()
     report.write_report(directory)
-    told.tell_end(done)
+    callers.tell_end(done)
     return done
 
 
@@ -187,8 +191,10 @@ def _check_call(runtime: str, workers: int | str, *, handed_over: bool) -> Any:
     """Return the plugin transport if the runtime names one; else None. Raises for an invalid call."""
     transport = find_transport(runtime, RUNTIMES)
     if runtime != "simulator" and handed_over:
-        reason = "its nodes are processes of their own, which no object of this one reaches"
-        way_out = 'name them, data.source = "package.module:function", model.name = "package.module:factory"'
+        reason = "its nodes are separate processes, which cannot receive Python objects of this one"
+        way_out = (
+            'name importable objects, data.source = "package.module:function", model.name = "package.module:factory"'
+        )
         invalid("runtime", runtime, reason, f"{way_out}; or use the simulator, which gives the same results")
     if runtime == "flower":
         check_installed()
@@ -206,7 +212,7 @@ def _with_added_rounds(
     """Return (the experiment with the rounds made so far, if some are to be added, and the one to run)."""
     added = engine.count_added(directory)
     if (added or more is not None) and runtime != "simulator":
-        invalid("runtime", runtime, "its nodes know the rounds of the file only", "add rounds in the simulator")
+        invalid("runtime", runtime, "its nodes know only the rounds of the file", "add rounds with the simulator")
     if added:
         built = engine.plan_longer(built, build, built.experiment.rounds + added)
     if more is None:
@@ -220,9 +226,7 @@ def _training_device(experiment: Experiment, runtime: str) -> str:
     """Return where the simulator trains its clients; nodes of other runtimes train on the CPU."""
     if runtime != "simulator" and experiment.device in ("cuda", "mps"):
         reason = "its nodes train on the CPU"
-        invalid(
-            "runtime", runtime, reason, f'use the simulator for device = "{experiment.device}", or leave the key out'
-        )
+        invalid("runtime", runtime, reason, f'use the simulator for device = "{experiment.device}", or omit the key')
     return experiment.training_device if runtime == "simulator" else "cpu"
 
 
@@ -238,7 +242,7 @@ def take_objects(
     if data is None and experiment.data.is_path:
         data = source = experiment.data.source
     if data is None and test is not None:
-        invalid("test", type(test).__name__, "test examples belong to data=", "give data= too")
+        invalid("test", type(test).__name__, "test examples need data=", "pass data= as well")
     given = None if data is None else read_given(data, test, experiment.data.options)
     plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
     if given is not None:
@@ -268,7 +272,7 @@ def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, name, None)) for name in MOMENTS):
             reason = f"a callback is an object with {', '.join(MOMENTS[:-1])} or {MOMENTS[-1]}"
-            invalid("callbacks", listener, reason, "pass an object of a class derived from sightline.Callback")
+            invalid("callbacks", listener, reason, "pass an instance of a subclass of sightline.Callback")
     return listeners
 
 
@@ -281,9 +285,9 @@ class _Listeners:
     def start_with(self, run: Run, make_worker: Callable[..., ClientExecutor]) -> Callable[..., ClientExecutor]:
         """Return a worker factory that calls `on_start` first: the run's directory then exists and is locked."""
 
-        def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
+        def make(built: BuiltExperiment, public: Streams, secret: Streams) -> ClientExecutor:
             self.tell_start(run)
-            return make_worker(setting, public, secret)
+            return make_worker(built, public, secret)
 
         return make
 
@@ -311,25 +315,25 @@ class _Listeners:
 def run_directory(given: Path, out: Path | None, *, resume: bool) -> Path:
     """Return the run directory given in place of a file. Raises unless the run is to be resumed in place."""
     if not resume:
-        invalid("file", given, "is a folder", "give an experiment file, or go on with the run in it: --resume")
+        invalid("file", given, "is a folder", "give an experiment file, or resume the run in it with --resume")
     if out is not None and out.resolve() != given.resolve():
-        invalid("--out", out, f"the run in {given} goes on where it is", "leave --out away")
+        invalid("--out", out, f"the run in {given} continues in its directory", "omit --out")
     return given
 
 
 @contextmanager
-def _finish_on_interrupt(directory: Path, way_on: str) -> Iterator[None]:
+def _finish_on_interrupt(directory: Path, command: str) -> Iterator[None]:
     """Re-raise an interrupt with a message that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         left = (directory / DATABASE).exists()
         raise KeyboardInterrupt(
-            f"go on with: {way_on}" if left else "nothing was released, nothing is left of it"
+            f"continue with: {command}" if left else "nothing was released, and the run directory was removed"
         ) from None
 
 
-def _way_to_go_on(directory: Path, **objects: Any) -> str:
+def _resume_command(directory: Path, **objects: Any) -> str:
     """Return how to resume the run: a command, or a call with the same objects."""
     given = [name for name, value in objects.items() if not isinstance(value, str | None)]
     if not given:

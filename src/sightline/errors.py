@@ -12,13 +12,13 @@ class SightlineError(Exception):
 
 
 class InvalidInput(SightlineError):
-    """Something the user wrote cannot be run as it stands: `name=value: law; way out`."""
+    """The input cannot be used as given: `name=value: reason; way out`."""
 
     exit_code = 2
 
 
 class Refused(InvalidInput):
-    """It could be run, but the guarantee that would be printed would not hold."""
+    """The input could be run, but the stated guarantee would not hold."""
 
 
 class BudgetExhausted(SightlineError):
@@ -27,7 +27,7 @@ class BudgetExhausted(SightlineError):
     exit_code = 3
 
 
-def invalid(name: str, value: Any, law: str, way_out: str = "") -> NoReturn:
+def invalid(name: str, value: Any, reason: str, way_out: str = "") -> NoReturn:
     """Raise `InvalidInput` with one line for a bad value.
 
     >>> invalid("rate", 1.5, "a probability lies in (0, 1]", "give 0.5 for every second client")
@@ -35,18 +35,18 @@ def invalid(name: str, value: Any, law: str, way_out: str = "") -> NoReturn:
     ...
     sightline.errors.InvalidInput: rate=1.5: a probability lies in (0, 1]; give 0.5 for every second client
     """
-    raise InvalidInput(one_line(name, value, law, way_out))
+    raise InvalidInput(one_line(name, value, reason, way_out))
 
 
-def refuse(name: str, value: Any, law: str, way_out: str) -> NoReturn:
+def refuse(name: str, value: Any, reason: str, way_out: str) -> NoReturn:
     """Raise `Refused` with one line for a setting whose guarantee would not hold."""
-    raise Refused(one_line(name, value, law, way_out))
+    raise Refused(one_line(name, value, reason, way_out))
 
 
-def one_line(name: str, value: Any, law: str, way_out: str = "") -> str:
-    """Return `name=value: law; way out`, on one line whatever the value holds."""
+def one_line(name: str, value: Any, reason: str, way_out: str = "") -> str:
+    """Return `name=value: reason; way out`, on one line whatever the value holds."""
     shown = printable(_plain_value(value)[:10_000], most=80)
-    return printable(f"{name}={shown}: {law}") + (f"; {printable(way_out)}" if way_out else "")
+    return printable(f"{name}={shown}: {reason}") + (f"; {printable(way_out)}" if way_out else "")
 
 
 # Character categories that a terminal obeys, or that change what is seen without being visible. File content reaches
@@ -62,13 +62,15 @@ def printable(text: str, *, most: int = 0, keep: bool = False) -> str:
     >>> printable("red \\x1b[31m and\\n backwards \\u202e")
     'red \\\\x1b[31m and backwards \\\\u202e'
     """
-    words = text if keep else " ".join(text.split())
-    shown = "".join(_spell_character(one) if unicodedata.category(one) in HIDDEN else one for one in words)
+    kept = text if keep else " ".join(text.split())
+    shown = "".join(
+        _spell_character(character) if unicodedata.category(character) in HIDDEN else character for character in kept
+    )
     return shown[: most - 3] + "..." if most and len(shown) > most else shown
 
 
-def _spell_character(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")
+def _spell_character(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def _plain_value(value: Any) -> str:
@@ -79,7 +81,7 @@ def _plain_value(value: Any) -> str:
         return f"(a {type(value).__name__} too long to print)"
 
 
-def did_you_mean(word: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
     """Return a suggestion for a mistyped name: the nearest known one, or all of them.
 
     >>> did_you_mean("fedavgg", ["fedavg", "local"])
@@ -87,5 +89,5 @@ def did_you_mean(word: str, known: list[str]) -> str:
     >>> did_you_mean("zzz", ["fedavg", "local"])
     'known: fedavg, local'
     """
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else "known: " + ", ".join(known)

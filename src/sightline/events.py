@@ -58,7 +58,11 @@ class Gaussian(Event):
 
     def __post_init__(self) -> None:
         check_event(
-            self, "noise_multiplier", self.noise_multiplier > 0, "noise must be positive", "use Clear() for none"
+            self,
+            "noise_multiplier",
+            self.noise_multiplier > 0,
+            "noise must be positive",
+            "use Clear() for a release without noise",
         )
 
 
@@ -74,7 +78,7 @@ class Pure(Event):
     epsilon: float
 
     def __post_init__(self) -> None:
-        check_event(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+        check_event(self, "epsilon", self.epsilon >= 0, "epsilon must be >= 0")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Exponential(Event):
     epsilon: float
 
     def __post_init__(self) -> None:
-        check_event(self, "epsilon", self.epsilon >= 0, "epsilon is not negative")
+        check_event(self, "epsilon", self.epsilon >= 0, "epsilon must be >= 0")
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Poisson(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
+        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability must lie in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ class Cohort(Event, stored=False):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "population", self.population >= 1, "the population is not empty")
-        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort has 1 to `population` members")
+        check_event(self, "population", self.population >= 1, "must be >= 1")
+        check_event(self, "cohort", 1 <= self.cohort <= self.population, "a cohort must have 1 to `population` members")
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Split(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "parts", self.parts >= 1, "there is at least one part")
+        check_event(self, "parts", self.parts >= 1, "must be >= 1")
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,8 @@ class Allocation(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "steps", self.steps >= 1, "there is at least one step")
-        check_event(self, "uses", 1 <= self.uses <= self.steps, "a subject is used in 1 to `steps` steps")
+        check_event(self, "steps", self.steps >= 1, "must be >= 1")
+        check_event(self, "uses", 1 <= self.uses <= self.steps, "must be 1 to `steps`")
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ class Pooled(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "noises", self.noises >= 1, "there is at least one noise")
+        check_event(self, "noises", self.noises >= 1, "must be >= 1")
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class BallSegment(Event, stored=False):
 
     def __post_init__(self) -> None:
         check_segment(self)
-        reason = "the first step has at most a whole step's effect"
+        reason = "must lie in (0, 1]: the first step has at most the effect of a later one"
         check_event(self, "first_step", 0 < self.first_step <= 1, reason)
 
 
@@ -244,8 +248,8 @@ class PooledDraws(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability lies in (0, 1]")
-        check_event(self, "others", self.others >= 0, "a count is not negative")
+        check_event(self, "rate", 0 < self.rate <= 1, "a participation probability must lie in (0, 1]")
+        check_event(self, "others", self.others >= 0, "must be >= 0")
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ class Repeat(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        check_event(self, "times", self.times >= 0, "a count is not negative")
+        check_event(self, "times", self.times >= 0, "must be >= 0")
 
 
 @dataclass(frozen=True)
@@ -270,19 +274,19 @@ def check_event(event: Event, name: str, holds: bool, reason: str, way_out: str 
     """Raise unless the number is finite, not too large, and `holds` is true."""
     value = getattr(event, name)
     if isinstance(value, bool):
-        invalid(f"{event.kind}.{name}", value, "is a number, not true or false")
+        invalid(f"{event.kind}.{name}", value, "must be a number, not true or false")
     if isinstance(value, int) and abs(value) > MOST_COUNTED:
-        invalid(f"{event.kind}.{name}", value, f"whole numbers are at most {MOST_COUNTED:.0e}")
+        invalid(f"{event.kind}.{name}", value, f"whole numbers must be at most {MOST_COUNTED:.0e}")
     if not (holds and math.isfinite(value)):
         invalid(f"{event.kind}.{name}", value, reason, way_out)
 
 
 def check_segment(event: BallSegment | ConvexSegment) -> None:
     """Raise unless a segment has steps, a rate, and Gaussian noise."""
-    check_event(event, "steps", event.steps >= 1, "there is at least one step")
-    check_event(event, "rate", 0 < event.rate <= 1, "a participation probability lies in (0, 1]")
+    check_event(event, "steps", event.steps >= 1, "must be >= 1")
+    check_event(event, "rate", 0 < event.rate <= 1, "a participation probability must lie in (0, 1]")
     if not isinstance(event.event, Gaussian | Clear):
-        invalid(f"{event.kind}.event", event.event.kind, "the end of a segment is released with Gaussian noise")
+        invalid(f"{event.kind}.event", event.event.kind, "a segment must be released with Gaussian noise")
 
 
 def shorten_shift(event: Event, factor: float) -> Event:
@@ -382,13 +386,13 @@ def _to_plain(value: Any) -> Any:
 def from_json(plain: Any, *, depth: int = 0) -> Event:
     """Return the event that `to_json` wrote. Raises for anything else."""
     if depth > DEEPEST:
-        invalid("event", "nested", f"at most {DEEPEST} events stand inside one another")
+        invalid("event", "nested", f"events can be nested at most {DEEPEST} deep")
     if not isinstance(plain, dict):
-        invalid("event", plain, 'an event is an object with a "kind"')
+        invalid("event", plain, 'must be an object with a "kind"')
     kind = str(plain.get("kind"))
     cls = Event.registry.get(kind)
     if cls is None:
-        invalid("event.kind", kind, "no such event", did_you_mean(kind, sorted(Event.registry)))
+        invalid("event.kind", kind, "unknown event", did_you_mean(kind, sorted(Event.registry)))
     types = {f.name: f.type for f in fields(cls)}
     if set(plain) - {"kind"} != set(types):
         invalid(f"event.{kind}", sorted(set(plain) - {"kind"}), f"its fields are {sorted(types)}")
@@ -404,5 +408,5 @@ def _read_value(name: str, type_: Any, value: Any, depth: int) -> Any:
         return tuple(from_json(part, depth=depth) for part in value)
     allowed = (int,) if type_ is int else (int, float)
     if isinstance(value, bool) or type_ not in (int, float) or not isinstance(value, allowed):
-        invalid(name, value, "is not of the kind that this field holds")
+        invalid(name, value, "has the wrong type for this field")
     return value

@@ -172,8 +172,8 @@ def _to_significant(value: float, digits: int, rounding: str) -> str:
     if abs(exact.adjusted()) > 6:
         quantum = Decimal((0, (1,), exact.adjusted() - digits + 1))
         return format_short(float(exact.quantize(quantum, rounding=rounding)))
-    places = max(0, digits - 1 - exact.adjusted())
-    return f"{exact.quantize(Decimal((0, (1,), -places)), rounding=rounding):,}"
+    decimals = max(0, digits - 1 - exact.adjusted())
+    return f"{exact.quantize(Decimal((0, (1,), -decimals)), rounding=rounding):,}"
 
 
 def format_short(value: float, digits: int = 6) -> str:
@@ -285,7 +285,7 @@ def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return rows as an HTML table under a title; cells are escaped."""
-    head = "".join(f"<th>{escape(word)}</th>" for word in header)
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -318,7 +318,7 @@ def read_text(path: Any, *, encoding: str = "utf-8") -> str:
     """
     # A device never ends, a pipe blocks, and a path from a file may not be a string at all.
     if not isinstance(path, str | Path):
-        raise ValueError("a file has a name")
+        raise ValueError("a file name is needed")
     file = Path(path)
     if not file.is_file():
         raise OSError("not a regular file") if file.exists() else FileNotFoundError(path)

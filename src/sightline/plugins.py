@@ -88,10 +88,10 @@ class Plugin:
         file = getattr(sys.modules.get(self.module), "__file__", None)
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else "unknown"
 
-    def refuse_type(self, found: Any, wanted: str) -> NoReturn:
+    def refuse_type(self, loaded: Any, wanted: str) -> NoReturn:
         """Raise with one line if the object is not of the type that its kind needs."""
-        reason = f"is a {type(found).__name__}, and a {self.kind.noun} is {wanted}"
-        invalid(self.kind.key, self.name, reason, "docs/plugins.md has one of each kind")
+        reason = f"is a {type(loaded).__name__}, but a {self.kind.noun} must be {wanted}"
+        invalid(self.kind.key, self.name, reason, "docs/plugins.md has an example of each kind")
 
 
 @cache
@@ -126,14 +126,14 @@ def locate_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Plu
     # Otherwise the meaning of an experiment file would depend on what else is installed.
     if name in built_in:
         if offers:
-            reason = f"{_describe_offers(offers)} offers a plugin of this name, and none can shadow a built-in one"
+            reason = f"{_describe_offers(offers)} offers a plugin of this name, but a plugin cannot replace a built-in"
             invalid(kind.key, name, reason, "uninstall it, or ask its author for another name")
         return None
     if REFERENCE.fullmatch(name):
         return Plugin(kind, name, *name.split(":"))
     if len(offers) > 1:
         reason = f"{_describe_offers(offers)} offer plugins of this name"
-        invalid(kind.key, name, reason, 'name the one that is meant: "package.module:OBJECT"')
+        invalid(kind.key, name, reason, 'name the module and object: "package.module:OBJECT"')
     if offers:
         return Plugin(kind, name, offers[0].module, offers[0].attr)
     known = [*built_in, *offered_names(kind)]
@@ -153,11 +153,13 @@ def cause_of(error: BaseException) -> str:
 class BrokenLaw(Refused):
     """A plugin does not do what it claims: the law that it breaks, and how that was observed."""
 
-    def __init__(self, law: str, seen: str) -> None:
-        super().__init__(printable(f'breaks the law "{law}": {seen}'))
+    def __init__(self, law: str, observed: str) -> None:
+        super().__init__(printable(f'breaks the law "{law}": {observed}'))
 
 
 def refuse_plugin(kind: PluginKind, name: str, error: BaseException) -> NoReturn:
     """Raise with one line for a plugin that broke a law, or failed while it was checked."""
-    seen = str(error) if isinstance(error, BrokenLaw) else f'breaks the law "runs at all": {cause_of(error)}'
-    refuse(kind.key, name, seen, f"sightline.testing.check_{kind.noun} tells its author more")
+    seen = (
+        str(error) if isinstance(error, BrokenLaw) else f'breaks the law "runs without an exception": {cause_of(error)}'
+    )
+    refuse(kind.key, name, seen, f"sightline.testing.check_{kind.noun} gives its author details")

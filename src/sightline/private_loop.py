@@ -117,12 +117,14 @@ def choose_event(
     if noise_multiplier is not None:
         return sampled(noise_multiplier)
     if epsilon is None:
-        invalid("epsilon", None, "noise follows from a budget", f"give epsilon and {length}, or noise_multiplier")
+        invalid(
+            "epsilon", None, "the noise is computed from a budget", f"give epsilon and {length}, or noise_multiplier"
+        )
     # A continued ledger keeps its noise: a budget checked along the way holds for steps of one kind only.
     if steps.event is not None:
         return sampled(noise_of(steps.event))
     if not planned:
-        invalid(length, None, "the noise for a budget depends on how long it has to last", f"give {length}")
+        invalid(length, None, "the noise for a budget depends on the length of the training", f"give {length}")
     return sampled(accounting.calibrate(lambda z: {sampled(z): planned}, epsilon=epsilon, delta=steps.delta))
 
 
@@ -134,28 +136,28 @@ def noise_of(event: Event | None) -> float:
 def check_count(name: str, value: Any) -> int:
     """Return the number. Raises unless it is a whole number from 1 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        invalid(name, value, "is a whole number from 1 on")
+        invalid(name, value, "must be a whole number >= 1")
     return value
 
 
 def check_loader(loader: DataLoader[Any]) -> Sequence[Any]:
     """Return the loader's data set. Raises if Poisson batches cannot replace what it draws."""
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        invalid("loader", type(loader).__name__, "is a torch.utils.data.DataLoader, with no iteration of its own")
+        invalid("loader", type(loader).__name__, "must be a torch.utils.data.DataLoader, without a custom __iter__")
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        refuse("loader", type(loader.dataset).__name__, "a stream has no examples that could be drawn independently",
+        refuse("loader", type(loader.dataset).__name__, "examples of a stream cannot be drawn independently",
                "use a data set with a length")  # fmt: skip
     data = cast("Sequence[Any]", loader.dataset)
     if loader.batch_size is None or not len(data) or not len(loader):
-        invalid("loader", f"batch_size={loader.batch_size}", "a loader has a batch size, and at least one batch")
+        invalid("loader", f"batch_size={loader.batch_size}", "the loader must have a batch size and at least one batch")
     sampler = loader.sampler
     # Any other sampler draws examples with its own probabilities, and the rate q would not hold for all alike.
     plain = isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(data)
     )
     if not plain:
-        refuse("loader.sampler", type(sampler).__name__, "batches are drawn by Poisson sampling of all examples alike",
-               "leave it away; torch.utils.data.Subset for some of the examples")  # fmt: skip
+        refuse("loader.sampler", type(sampler).__name__, "Poisson sampling draws all examples with one rate",
+               "remove the sampler; use torch.utils.data.Subset to select examples")  # fmt: skip
     return data
 
 
@@ -198,9 +200,9 @@ class PrivateTraining(SteppedLedger):
         seed: int | None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            invalid("optimizer", type(optimizer).__name__, "is a torch.optim.Optimizer")
+            invalid("optimizer", type(optimizer).__name__, "must be a torch.optim.Optimizer")
         if optimizer in PRIVATE:
-            refuse("optimizer", type(optimizer).__name__, "it is private already", "make a new one for another loop")
+            refuse("optimizer", type(optimizer).__name__, "it is already private", "create a new one for another loop")
         self.model, self.optimizer, self.loss, self.clip_norm = model, optimizer, loss, clip_norm
         self.steps = steps
         self.streams = streams_of(seed, calls=3)
@@ -232,15 +234,17 @@ class PrivateTraining(SteppedLedger):
         `counts` are the rows of its examples, one example after the other. Raises if the step is not the next one.
         """
         if time != self.steps.steps + 1:
-            refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has a draw of "
-                   "its own", "go through one pass after the other, not two at once")  # fmt: skip
+            refuse("loader", f"step {time}", f"the next is step {self.steps.steps + 1}, and every step has its own "
+                   "batch", "iterate over the loader once at a time")  # fmt: skip
         if isinstance(batch, Mapping):
             name = find_label(batch)
             x, y = {key: part for key, part in batch.items() if key != name}, batch[name]
         elif isinstance(batch, tuple | list) and len(batch) == 2:
             x, y = batch
         else:
-            invalid("loader", type(batch).__name__, "a batch is a pair (x, y) of tensors, or a dictionary with labels")
+            invalid(
+                "loader", type(batch).__name__, "a batch must be a pair (x, y) of tensors, or a dictionary with labels"
+            )
         packed, parts = pack_inputs(x)
         check_batch(packed, y)
         # The step uses the copy, and versions of the returned tensors reveal changes in place: what is charged is what
@@ -253,19 +257,19 @@ class PrivateTraining(SteppedLedger):
         """Raise if a drawn batch has not been stepped on."""
         # Which batches are skipped would tell something about what is in them.
         if self._waiting is not None:
-            refuse("loader", f"step {self.steps.steps + 1}", "the batch that was drawn for it has not been stepped on",
+            refuse("loader", f"step {self.steps.steps + 1}", "no step was taken on the batch drawn for it",
                    "call optimizer.step() once for every batch; look at loader.dataset, not at batches")  # fmt: skip
 
     def _names(self, loader: DataLoader[Any]) -> Iterator[bytes]:
         """Yield everything that identifies the loop: model and weights, optimiser, loss, data and settings."""
-        groups = [{k: v for k, v in one.items() if k != "params"} for one in self.optimizer.param_groups]
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
         settings = (self.clip_norm, self.steps.event, self.steps.delta, self.steps.budget, self.steps.steps)
         yield repr((str(self.model), type(self.optimizer).__qualname__, groups, loss, settings)).encode()
         data = loader.dataset
         yield repr((type(data).__qualname__, len(cast("Sequence[Any]", data)), loader.batch_size)).encode()
         known = data.tensors if type(data) is TensorDataset else ()
-        for name, tensor in chain(self.model.state_dict().items(), (("", one) for one in known)):
+        for name, tensor in chain(self.model.state_dict().items(), (("", tensor) for tensor in known)):
             if isinstance(tensor, Tensor):
                 yield repr((name, tuple(tensor.shape), str(tensor.dtype))).encode()
                 yield digest_of(tensor)
@@ -274,13 +278,18 @@ class PrivateTraining(SteppedLedger):
         """Return the trained parameters by name. Raises unless the optimiser has all of them and no others."""
         trained = dict(trained_parameters(self.model))
         names = {id(parameter): name for name, parameter in trained.items()}
-        held = [one for group in self.optimizer.param_groups for one in group["params"] if one.requires_grad]
-        if any(id(one) not in names for one in held):
-            refuse("optimizer", type(self.optimizer).__name__, "it has a parameter that is not of the model, and no "
-                   "clip would bound it", "give it the model's parameters only")  # fmt: skip
-        missing = sorted(set(names) - {id(one) for one in held}, key=lambda one: names[one])
+        held = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        if any(id(parameter) not in names for parameter in held):
+            refuse("optimizer", type(self.optimizer).__name__, "it has a parameter that is not in the model, and "
+                   "its gradient would not be clipped", "give it the model's parameters only")  # fmt: skip
+        missing = sorted(set(names) - {id(parameter) for parameter in held}, key=lambda key: names[key])
         if missing:
-            invalid("optimizer", names[missing[0]], "this parameter of the model is trained and not in the optimiser",
+            invalid("optimizer", names[missing[0]], "this trained parameter of the model is not in the optimiser",
                     "add it, or freeze it: requires_grad_(False)")  # fmt: skip
         return cast("dict[str, Tensor]", trained)
 
@@ -288,7 +297,7 @@ class PrivateTraining(SteppedLedger):
         """Set the private gradient, and nothing else, before every step of the optimiser."""
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             refuse("optimizer.step", "closure", "a closure would compute gradients that are not private",
-                   "call optimizer.step() without arguments, of an optimiser that needs none")  # fmt: skip
+                   "call optimizer.step() without arguments; use an optimiser that needs no closure")  # fmt: skip
         x, y, parts, counts = self._take_batch()
         trained = self._trained()
         own = own_module(self.model, self.loss, x, y, parts)
@@ -304,10 +313,10 @@ class PrivateTraining(SteppedLedger):
 
     def _take_batch(self) -> tuple[Tensor, Tensor, Parts | None, list[int]]:
         if self._waiting is None:
-            refuse("optimizer.step", self.steps.steps + 1, "no batch of the private loader waits for it: each is "
-                   "stepped on once", "iterate over the loader that make_private returned")  # fmt: skip
+            refuse("optimizer.step", self.steps.steps + 1, "step() was called without a new batch from the "
+                   "private loader", "iterate over the loader that make_private returned")  # fmt: skip
         if any(part._version != version for part, version in self._given):
-            refuse("loader", "batch", "it was changed in place, and the step would not see that",
+            refuse("loader", "batch", "it was changed in place, and the step uses a copy without the change",
                    "prepare examples in the data set, or in the model")  # fmt: skip
         return self._waiting
 
@@ -327,7 +336,7 @@ def streams_of(seed: int | None, *, calls: int) -> Streams:
     if seed is None:
         return Streams(OS_ROOT + secrets.token_bytes(32))
     warnings.warn(
-        f"seed={seed}: noise from a seed is for simulations and protects nobody; leave seed out for real data",
+        f"seed={seed}: noise from a seed is for simulations and does not protect real data; omit seed there",
         UserWarning,
         stacklevel=calls + 1,
     )
@@ -338,8 +347,8 @@ def find_label(batch: Mapping[str, Any]) -> str:
     """Return the key of a dictionary's labels. Raises unless exactly one of the usual names is there."""
     result = [name for name in LABELS if name in batch]
     if len(result) != 1:
-        reason = f"{len(result) or 'none'} of its keys could be the labels ({', '.join(LABELS)})"
-        invalid("loader", [*batch][:8], f"a batch is a dictionary, and {reason}", "rename one in the data set")
+        reason = f"exactly one key must be the labels, and {len(result)} keys could be ({', '.join(LABELS)})"
+        invalid("loader", [*batch][:8], f"the batch is a dictionary: {reason}", "rename one in the data set")
     return result[0]
 
 
@@ -388,7 +397,7 @@ class PoissonLoader:
     def __iter__(self) -> Iterator[Any]:
         if len(cast("Sequence[Any]", self.dataset)) != self._examples:
             refuse("loader.dataset", len(cast("Sequence[Any]", self.dataset)), f"there were {self._examples} examples "
-                   "when the noise was chosen", "call make_private with the data as they are")  # fmt: skip
+                   "when the noise was computed", "call make_private again with the present data")  # fmt: skip
         self._private.check_used()
         first = self._private.steps.steps + 1
         drawn = _Draws(self, first)
@@ -433,39 +442,39 @@ class _Batches(Dataset[Any]):
             return tuple(part[rows] for part in self.dataset.tensors), [1] * len(numbers)
         alone = [self.collate([self.dataset[int(number)]]) for number in numbers]
         self._refuse_memory()
-        some = alone or [self.collate([self.dataset[0]])]
-        names = [*some[0]] if isinstance(some[0], Mapping) else None
+        batches = alone or [self.collate([self.dataset[0]])]
+        names = [*batches[0]] if isinstance(batches[0], Mapping) else None
         if names is not None:
-            if any(not isinstance(one, Mapping) or [*one] != names for one in some):
-                self._refuse("examples, each collated alone, have other keys; give all the same")
-            some = [tuple(one.values()) for one in some]
+            if any(not isinstance(batch, Mapping) or [*batch] != names for batch in batches):
+                self._refuse("examples, each collated alone, have different keys; give all the same")
+            batches = [tuple(batch.values()) for batch in batches]
         try:
-            parts = list(zip(*some, strict=True))
+            parts = list(zip(*batches, strict=True))
         except (TypeError, ValueError) as error:
             self._refuse(f"examples, each collated alone, do not fit together ({error}); give pairs or dictionaries")
         joined = [self._join(part, f"[{names[n]!r}]" if names else f"[{n}]") for n, part in enumerate(parts)]
         held = tuple(part[: None if alone else 0] for part in joined)
         batch: Any = held if names is None else dict(zip(names, held, strict=True))
         if any(rows.dtype != part[0].dtype for part in parts for rows in part):
-            self._refuse("examples, each collated alone, have several types of numbers; give all the same")
+            self._refuse("examples, each collated alone, have different number types; give all the same")
         counts = [[len(rows) for rows in part] for part in parts] if alone else [[]]
         if any(other != counts[0] for other in counts):
             self._refuse(
-                "an example, collated alone, has another number of rows in x than in y; give each row its target"
+                "an example, collated alone, has a different number of rows in x than in y; give each row its target"
             )
         return batch, counts[0]
 
     def _join(self, rows: Sequence[Any], where: str) -> Tensor:
-        """Return the rows of one part of all examples. Raises if they are no tensors, or differ in shape."""
-        for one in rows:
-            if not isinstance(one, Tensor) or not one.dim():
+        """Return the rows of one part of all examples. Raises if they are not tensors or differ in shape."""
+        for row in rows:
+            if not isinstance(row, Tensor) or not row.dim():
                 way_out = 'remove it, or make it a tensor: dataset.set_format("torch")'
-                self._refuse(f"batch{where} is a {type(one).__name__}, not a tensor of rows; {way_out}")
-        shapes = sorted({tuple(one.shape[1:]) for one in rows})
+                self._refuse(f"batch{where} is a {type(row).__name__}, not a tensor of rows; {way_out}")
+        shapes = sorted({tuple(row.shape[1:]) for row in rows})
         if len(shapes) > 1:
             how = 'in the data set, e.g. tokenizer(..., padding="max_length")'
-            told = f"batch{where} of examples, each collated alone, has shapes {shapes[0]} to {shapes[-1]}"
-            self._refuse(f"{told}; padding to the longest would let examples meet: pad to one length {how}")
+            problem = f"batch{where} of examples, each collated alone, has shapes {shapes[0]} to {shapes[-1]}"
+            self._refuse(f"{problem}; padding to the longest would let examples meet: pad to one length {how}")
         return torch.cat(tuple(rows))
 
     def _refuse(self, reason: str) -> NoReturn:

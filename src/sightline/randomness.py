@@ -57,7 +57,6 @@ class Purpose(StrEnum):
 CIPHER = "aes-256-ctr"
 # Prefix of the roots of such streams. Roots of versions that drew from Philox had another.
 OS_ROOT = CIPHER.encode() + b":"
-"""What the roots of such streams begin with. Roots of versions that drew from Philox began otherwise."""
 ROOT_BYTES = 32
 
 
@@ -94,11 +93,11 @@ class Streams:
         if not path.exists():
             write_secret(path, secrets.token_bytes(ROOT_BYTES))
         if path.stat().st_mode & 0o077:
-            raise InvalidInput(f"secret={path.name}: others may read the noise root; run chmod 600 on it")
+            raise InvalidInput(f"secret={path.name}: other users may read the noise root; run chmod 600 on it")
         root = path.read_bytes()
         if len(root) != ROOT_BYTES:
-            reason = f"holds {len(root)} bytes and a noise root has {ROOT_BYTES}: noise from it could be computed"
-            raise InvalidInput(f"secret={path.name}: it {reason}; bring the file back from a backup")
+            reason = f"has {len(root)} bytes instead of {ROOT_BYTES}, and its noise might be predictable"
+            raise InvalidInput(f"secret={path.name}: {reason}; restore the file from a backup")
         return cls(OS_ROOT + root)
 
     def fresh_streams(self, number: int) -> "Streams":
@@ -131,9 +130,9 @@ class Streams:
         return int.from_bytes(self._derive_key(16, purpose, round, participant, use), "little")
 
     def _derive_key(self, size: int, purpose: Purpose, round: int, participant: int, use: int) -> bytes:
-        words = repr((str(purpose), int(round), int(participant), int(use))).encode()
+        name = repr((str(purpose), int(round), int(participant), int(use))).encode()
         key = hashlib.blake2b(self.root, digest_size=32).digest()
-        return hashlib.blake2b(words, key=key, digest_size=size).digest()
+        return hashlib.blake2b(name, key=key, digest_size=size).digest()
 
     def rng(
         self, purpose: Purpose, *, round: int = 0, participant: int = EVERYONE, use: int = 0
@@ -184,7 +183,7 @@ class KeystreamBits:
         return None if not output else int(words[0]) if size is None else words.reshape(shape)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a secret stream is not copied: its numbers would be drawn twice")
+        raise TypeError("a secret stream cannot be copied: its numbers would be drawn twice")
 
 
 class KeystreamGenerator(np.random.Generator):

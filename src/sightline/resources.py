@@ -20,7 +20,7 @@ from sightline.formatting import read_text
 from sightline.mechanisms import CohortSampler
 from sightline.plugins import RESOURCES, locate_plugin, refuse_plugin
 from sightline.randomness import Purpose, Streams
-from sightline.topology import Channel, client_name
+from sightline.topology import Channel, Topology, client_name
 
 Floats = NDArray[np.float64]
 
@@ -75,8 +75,8 @@ class Sending:
 
     def of(self, members: tuple[int, ...]) -> "Sending":
         """Return the costs of some clients only."""
-        places = np.asarray(members, dtype=np.int64)
-        return Sending(self.energy_joule[places], self.delay_seconds[places])
+        indices = np.asarray(members, dtype=np.int64)
+        return Sending(self.energy_joule[indices], self.delay_seconds[indices])
 
 
 def expected_gathering(many: Sequence[tuple[Sending, CohortSampler]], overlap: Overlap) -> Cost:
@@ -162,18 +162,20 @@ class CostTable:
             for when in dict.fromkeys((round, None)):
                 if (name, when) in self.rows:
                     return self.rows[name, when]
-        reason = f"{self.name} has no row for it"
-        invalid("resources.file", node, reason, f'add one without a round, or one for node = "{kind}"')
+        reason = f"{self.name} has no row for this node"
+        invalid("resources.file", node, reason, f'add a row without a round, or a row for node = "{kind}"')
 
 
 def read_table(given: Mapping[str, Any], *, clients: int) -> CostTable:
     """Return the table of `[resources] model = "table", file = "costs.csv"`."""
     for key, value in given.items():
         if key != "file":
-            reason = "a table has no such setting"
+            reason = 'unknown setting of model = "table"'
             invalid(f"resources.{key}", value, reason, did_you_mean(key, ["file", "delays"]))
     if not isinstance(given.get("file"), str):
-        invalid("resources.file", given.get("file", "missing"), "names a CSV or JSON file", 'e.g. file = "costs.csv"')
+        invalid(
+            "resources.file", given.get("file", "missing"), "a CSV or JSON file is needed", 'e.g. file = "costs.csv"'
+        )
     path = Path(given["file"])
     return CostTable({_row_key(path, row): _row_cost(path, row) for row in _read_rows(path)}, clients, path.name)
 
@@ -187,7 +189,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         invalid("resources.file", path, f"cannot be read ({type(error).__name__})", "give UTF-8 CSV or JSON")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        invalid("resources.file", path, "holds no rows", f"columns: {', '.join(COLUMNS)}, and perhaps round")
+        invalid("resources.file", path, "has no rows", f"columns: {', '.join(COLUMNS)}, and perhaps round")
     for column in COLUMNS:
         if not all(column in row for row in rows):
             reason = f"has no column {column}"
@@ -201,7 +203,7 @@ def _row_key(path: Path, row: Mapping[str, Any]) -> tuple[str, int | None]:
         return str(row["node"]).strip(), None
     number = _row_number(path, row, "round")
     if number != int(number) or number < 1:
-        invalid("resources.file", round, f"a round in {path.name} is a whole number from 1")
+        invalid("resources.file", round, f"a round in {path.name} must be a whole number >= 1")
     return str(row["node"]).strip(), int(number)
 
 
@@ -215,7 +217,9 @@ def _row_number(path: Path, row: Mapping[str, Any], column: str) -> float:
     except (TypeError, ValueError, OverflowError):
         value = -1.0
     if not 0 <= value < float("inf"):
-        invalid("resources.file", f"{row.get('node')}: {row.get(column)}", f"{column} in {path.name} is a number >= 0")
+        invalid(
+            "resources.file", f"{row.get('node')}: {row.get(column)}", f"{column} in {path.name} must be a number >= 0"
+        )
     return value
 
 
@@ -250,14 +254,14 @@ def shannon_rate(
 def read_number(name: str, value: Any) -> float:
     """Return a finite number. Raises for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        invalid(name, value, "is a finite number")
+        invalid(name, value, "must be a finite number")
     return float(value)
 
 
 def read_positive(name: str, value: Any) -> float:
     """Return a finite number above zero. Raises for anything else."""
     if read_number(name, value) <= 0:
-        invalid(name, value, "is a positive number")
+        invalid(name, value, "must be a positive number")
     return float(value)
 
 
@@ -266,14 +270,14 @@ def read_span(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, list | tuple):
         return read_positive(name, value), read_positive(name, value)
     if len(value) != 2 or read_positive(name, value[0]) > read_positive(name, value[1]):
-        invalid(name, value, "is one distance, or [nearest, farthest]", "e.g. [10.0, 100.0]")
+        invalid(name, value, "must be one distance, or [nearest, farthest]", "e.g. [10.0, 100.0]")
     return float(value[0]), float(value[1])
 
 
 def read_boolean(name: str, value: Any) -> bool:
     """Return true or false. Raises for anything else."""
     if not isinstance(value, bool):
-        invalid(name, value, "is true or false")
+        invalid(name, value, "must be true or false")
     return value
 
 
@@ -305,7 +309,7 @@ class WirelessSettings:
         result: dict[str, Any] = {}
         for key, value in given.items():
             if key not in known:
-                reason = "the wireless model has no such setting"
+                reason = 'unknown setting of model = "wireless"'
                 invalid(f"resources.{key}", value, reason, did_you_mean(key, [*known, "delays"]))
             result[key] = READERS.get(key, read_positive)(f"resources.{key}", value)
         return cls(**result)
@@ -461,13 +465,39 @@ def build_resources(experiment: Experiment, *, parameters: int) -> Resources | N
 
 def _read_overlap(value: Any) -> Overlap:
     if value not in list(Overlap):
-        invalid("resources.delays", value, 'is "max" (side by side) or "sum" (one after the other)')
+        invalid("resources.delays", value, 'must be "max" (side by side) or "sum" (one after the other)')
     return Overlap(value)
+
+
+class CostMeter:
+    """Adds energy and delay of one round to its metrics."""
+
+    def __init__(self, resources: Resources, topology: Topology, time: int, counts: dict[str, float]) -> None:
+        self._resources, self._topology, self._time, self._counts = resources, topology, time, counts
+        self._gatherings = 0
+        self._add_cost(Cost())
+
+    def charge_gathering(self, sampled: Sequence[tuple[Channel, CohortSampler]]) -> None:
+        """Charge one upload by the cohorts of these channels at its mean cost."""
+        # The mean over the sampling, never the realised cohort: devices have different distances, so a sum of a few
+        # energies would be a fingerprint of who took part.
+        self._add_cost(self._resources.cost_of_gathering(sampled, round=self._time, use=self._gatherings))
+        self._gatherings += 1
+
+    def charge_lifting(self) -> None:
+        """Charge sending the edges' values up to the top, level by level."""
+        for nodes in self._topology.uplinks:
+            self._add_cost(self._resources.cost_of_lifting(nodes, round=self._time))
+
+    def _add_cost(self, cost: Cost) -> None:
+        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
+            self._counts[name] = self._counts.get(name, 0.0) + value
 
 
 __all__ = [
     "MODELS",
     "Cost",
+    "CostMeter",
     "CostTable",
     "Overlap",
     "Prices",

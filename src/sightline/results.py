@@ -71,7 +71,12 @@ class Run:
         """Return the settings of the run, every key resolved."""
         path = self.directory / engine.CONFIG
         if not path.is_file():
-            invalid("run", self.directory, f"no {engine.CONFIG} in it", "give the folder that sightline run printed")
+            invalid(
+                "run",
+                self.directory,
+                f"the folder has no {engine.CONFIG}",
+                "give the folder that sightline run printed",
+            )
         return read(path)
 
     @property
@@ -135,7 +140,7 @@ class Run:
         if not owned:
             for key, value in (("client", client), ("cluster", cluster)):
                 if value is not None:
-                    invalid(key, value, "the run has one model for all", f"leave {key} out")
+                    invalid(key, value, "the run has one model for all", f"omit {key}")
             return tensors
         prefix = f"{client_name(self._find_owner(client, cluster, owned))}/"
         shared = {name: one for name, one in tensors.items() if name.partition("/")[0] not in owned}
@@ -146,8 +151,8 @@ class Run:
         if not path.is_file() and file == engine.BEST:
             invalid("best", True, "the run kept no model of a best round", 'set keep_best = "accuracy" before you run')
         if not path.is_file():
-            reason = f"it holds no {file}: the run has not ended"
-            invalid("run", self.directory, reason, "go on with it: resume=True")
+            reason = f"{file} is missing because the run has not ended"
+            invalid("run", self.directory, reason, "resume it: sightline.run(..., resume=True)")
         try:
             return dict(load_file(path))
         except (OSError, SafetensorError) as error:
@@ -156,16 +161,16 @@ class Run:
     def _find_owner(self, client: int | None, cluster: int | None, owned: set[str]) -> int:
         """Return the client whose model is wanted."""
         if (client is None) == (cluster is None):
-            reason = f"each of {len(owned)} clients has a model of its own"
-            invalid("client", client, reason, "say whose: run.model(client=0), or cluster=0 where there are clusters")
+            reason = f"each of the {len(owned)} clients has its own model"
+            invalid("client", client, reason, "choose one: run.model(client=0), or cluster=0 in a clustered run")
         if cluster is not None:
             result = [row["clusters"]["assignment"] for row in self.rounds if row.get("clusters")]
             members = [number for number, own in enumerate(result[-1] if result else []) if own == cluster]
             if not members:
-                invalid("cluster", cluster, "no client is in it", "say client=0 for the model of one client")
+                invalid("cluster", cluster, "this cluster has no clients", "use client=0 for the model of one client")
             return members[0]
         if client is None or client_name(client) not in owned:
-            invalid("client", client, "no model of that client was saved", f"there are {len(owned)}, from 0 on")
+            invalid("client", client, "no model was saved for this client", f"use 0 to {len(owned) - 1}")
         return client
 
     def model(self, *, client: int | None = None, cluster: int | None = None, best: bool = False) -> Module:
@@ -185,8 +190,8 @@ class Run:
             return self.built
         experiment, facts = self.experiment, self.metadata
         if models.is_given_model(experiment.model.name):
-            reason = f"its model {experiment.model.name} was handed over by a Python program"
-            invalid("run", self.directory, reason, "make the module yourself and load run.state_dict() into it")
+            reason = f"its model {experiment.model.name} was passed by a Python program"
+            invalid("run", self.directory, reason, "build the module and load run.state_dict() into it")
         # A run of an earlier version did not record the shape.
         if "input_shape" not in facts:
             return engine.build_experiment(experiment).model
@@ -268,7 +273,7 @@ class Run:
         if summary["unit"] != "none":
             promise = [(f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()]
             promise += [("delta, unit", f"{summary['delta']}, {summary['unit']}")]
-            promise += [("trusted", ", ".join(summary["trusted"]) or "nobody")]
+            promise += [("trusted", ", ".join(summary["trusted"]) or "none")]
         return [
             ("status", summary["status"]),
             ("rounds", summary["rounds_done"]),
@@ -297,7 +302,7 @@ def read_inputs(x: Any, model: FlatModel) -> NDArray[np.float32] | NDArray[np.in
     try:
         inputs = np.array(to_array(x), dtype=np.int64 if model.kind is Kind.TEXT else np.float32, order="C")
     except (TypeError, ValueError, RuntimeError) as error:
-        invalid("x", type(x).__name__, f"not an array of numbers ({' '.join(str(error).split())[:120]})")
+        invalid("x", type(x).__name__, f"must be an array of numbers ({' '.join(str(error).split())[:120]})")
     if inputs.shape[1:] != model.input_shape or not inputs.ndim:
         reason = f"{model.name} takes examples of shape {model.input_shape}"
         invalid("x", inputs.shape, reason, f"give (n, {', '.join(map(str, model.input_shape))})")
@@ -323,7 +328,7 @@ def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= flatten_row({f"{name}.{word}": one for word, one in value.items()})
+            flat |= flatten_row({f"{name}.{key}": number for key, number in value.items()})
         elif isinstance(value, int | float | None):
             # JSON has no infinity or NaN: the record stores both as null. A missing epsilon must never look finite.
             missing = math.inf if name.startswith("epsilon") else math.nan

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from sightline import accounting
-from sightline.accounting import Certificate, certified, certify_balanced
+from sightline.accounting import SampledCertificate, certified, certify_balanced
 from sightline.accounting.certified import (
+    AllocationSchedule,
     Backward,
     Forward,
-    Schedule,
     SubsetSampler,
     choose_order,
     log_symmetric_mean,
@@ -51,7 +51,7 @@ def enumerate_subsets(steps, uses, s, order):
 
 @pytest.mark.parametrize(("steps", "uses", "noise", "order"), CASES)
 def test_moments_and_draws_are_those_of_enumeration(steps, uses, noise, order):
-    sampler = SubsetSampler(Schedule(steps, uses, 1, 1 / noise), order)
+    sampler = SubsetSampler(AllocationSchedule(steps, uses, 1, 1 / noise), order)
     weights, tuples = enumerate_subsets(steps, uses, 1 / noise, order)
     assert sampler.log_moment == pytest.approx(math.log(math.fsum(weights.values()) / tuples), rel=1e-10, abs=1e-12)
     draws = 20_000
@@ -65,7 +65,7 @@ def test_moments_and_draws_are_those_of_enumeration(steps, uses, noise, order):
 
 @pytest.mark.parametrize(("steps", "uses"), [(5, 2), (6, 5), (4, 4), (7, 3), (40, 25)])
 def test_ratios_are_elementary_symmetric_means(steps, uses):
-    schedule = Schedule(steps, uses, 1, 0.8)
+    schedule = AllocationSchedule(steps, uses, 1, 0.8)
     log_x = schedule.log_x(np.random.default_rng(1).normal(0.3, 2, (steps, 30)))
     coefficients = np.ones((1, 30))
     for row in np.exp(log_x):  # multiply by (1 + x u), slow and plain
@@ -82,7 +82,7 @@ def test_huge_ratios_stay_finite():
 
 def test_all_steps_are_one_gaussian():
     """k = T: both directions against the closed form."""
-    schedule, strength, rng = Schedule(9, 9, 1, 0.5), 1.5, np.random.default_rng(3)
+    schedule, strength, rng = AllocationSchedule(9, 9, 1, 0.5), 1.5, np.random.default_rng(3)
     at = gaussian_epsilon(strength, 1e-4)
     forward = choose_order(schedule, at)
     ratios = forward.draw_ratios(40_000, rng, 0.0)
@@ -103,14 +103,14 @@ def missed(schedule, at, truth, seeds, draws=400):
 
 def test_five_percent_bounds_miss_rarely():
     strength, at = 1.5, 4.0
-    assert missed(Schedule(9, 9, 1, 0.5), at, gaussian_delta(strength, at), range(60)) <= 8
+    assert missed(AllocationSchedule(9, 9, 1, 0.5), at, gaussian_delta(strength, at), range(60)) <= 8
 
 
 @pytest.mark.slow
 def test_five_percent_bounds_miss_rarely_in_three_hundred():
     strength, at = 1.5, 4.0
-    assert missed(Schedule(9, 9, 1, 0.5), at, gaussian_delta(strength, at), range(300)) <= 25
-    schedule = Schedule(12, 4, 1, 0.8)
+    assert missed(AllocationSchedule(9, 9, 1, 0.5), at, gaussian_delta(strength, at), range(300)) <= 25
+    schedule = AllocationSchedule(12, 4, 1, 0.8)
     forward = choose_order(schedule, 3.0)
     many = forward.draw_ratios(1_000_000, np.random.default_rng(0), 3.0)
     truth = forward.means(many, 3.0) * math.exp(forward.log_range(3.0))
@@ -128,7 +128,7 @@ def test_bounds_of_means_are_chernoffs():
 def test_draws_never_leave_their_range():
     """X is at most one by its range, forward and backward, whatever was drawn."""
     for steps, uses, noise in ((10, 5, 2.0), (20, 17, 1.5), (30, 4, 0.7)):
-        schedule = Schedule(steps, uses, 1, 1 / noise)
+        schedule = AllocationSchedule(steps, uses, 1, 1 / noise)
         for order in (2, 3):
             forward = Forward(SubsetSampler(schedule, order))
             ratios = forward.draw_ratios(2000, np.random.default_rng(4), 0.0)
@@ -175,7 +175,7 @@ def test_what_gains_nothing_is_the_block_bound_at_once():
     for steps, uses, noise in ((1000, 100, 2.0), (2000, 655, 10.17), (20, 1, 1.0), (8, 8, 2.0), (30, 4, 0.1)):
         found = certify_balanced(noise=noise, steps=steps, uses=uses, delta=1e-5)
         block = accounting.balanced(noise=noise, steps=steps, uses=uses).epsilon(delta=1e-5)
-        assert found == Certificate(block, 1e-5, False, 0.0, 0, 0)
+        assert found == SampledCertificate(block, 1e-5, False, 0.0, 0, 0)
 
 
 def test_a_certificate_is_the_same_again_and_composes_as_blocks():
@@ -202,7 +202,7 @@ def test_a_certificate_is_wrong_with_a_chance_of_at_most_beta(silent, beta, monk
     noise, steps, uses, delta, draws = 0.7, 30, 4, 1e-3, 2000
     found = certify_balanced(noise=noise, steps=steps, uses=uses, delta=delta, beta=beta, draws=draws)
     assert found.certified
-    schedule = Schedule(steps, uses, 1, 1 / noise)
+    schedule = AllocationSchedule(steps, uses, 1, 1 / noise)
     block = accounting.balanced(noise=noise, steps=steps, uses=uses).epsilon(delta=delta)
     most = math.exp(choose_order(schedule, block).log_range(found.epsilon))
     looks = 2 * 4
@@ -211,7 +211,7 @@ def test_a_certificate_is_wrong_with_a_chance_of_at_most_beta(silent, beta, monk
 
 def test_both_directions_are_certified(silent):
     """`verify_epsilon` without the backward direction survived: 70 of 100 steps, where it is as large as the other."""
-    schedule, event = Schedule(100, 70, 1, 1 / 3), Allocation(100, 70, Gaussian(3.0))
+    schedule, event = AllocationSchedule(100, 70, 1, 1 / 3), Allocation(100, 70, Gaussian(3.0))
     forward = choose_order(schedule, 13.0)
     assert not verify_epsilon(forward, event, 11.0, 1e-5, math.log(1e3), 20_000, np.random.default_rng(0))
     found = certify_balanced(noise=3.0, steps=100, uses=70, delta=1e-5, draws=20_000)

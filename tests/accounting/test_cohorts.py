@@ -70,7 +70,7 @@ def test_no_bound_lies_below_the_count_of_all_subsets_in_a_thousand_cases(zero_o
 
 @ZERO_OUT
 def test_two_releases_cost_at_least_what_the_plane_says(zero_out):
-    """Composition: the pair of the half above, twice, by quadrature over both noises; chosen anew after the first."""
+    """Composition: the pair of the half above, twice, by quadrature over both noises; chosen again after the first."""
     share, noise, epsilon = 0.2, 1.1, 1.5
     x = np.linspace(-13, 13, 2601)
     place = -1.0

@@ -234,7 +234,7 @@ def test_the_renyi_filter_adds_divergences_of_the_worse_direction():
 
 @pytest.mark.parametrize("order", [1, 2.5, 10**6])
 def test_an_order_is_fixed_and_whole(order):
-    with pytest.raises(InvalidInput, match="is a whole number from 2"):
+    with pytest.raises(InvalidInput, match="must be a whole number from 2"):
         RenyiFilter(8.0, 1e-5, order=order)
 
 

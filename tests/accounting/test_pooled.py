@@ -126,7 +126,7 @@ def test_impossible_numbers_are_refused(numbers):
 
 
 def test_noises_of_nodes_that_may_not_answer_do_not_add_up():
-    """`all_answer` dropped in `PooledMean` survived: whoever does not answer adds no noise, and the pool is smaller."""
+    """`all_answer` dropped in `PooledMean` survived: a silent node adds no noise, and the pool is smaller."""
     from sightline.engine import plan_releases
     from tests.laws.combinations import Combination, built
 

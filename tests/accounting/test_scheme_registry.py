@@ -33,7 +33,7 @@ def warm_start(*, noise: float, rate: float, burn_in: int, steps: int, first_noi
 
 @pytest.fixture
 def registered():
-    """A scheme of somebody's, gone again after the test."""
+    """Register a plugin's scheme and remove it after the test."""
     register_scheme(**SAID)(warm_start)
     yield "warm-start"
     del SCHEMES["warm-start"]
@@ -114,7 +114,7 @@ def test_taken_names_and_another_noise_are_refused():
         return gaussian(noise=noise, steps=3)
 
     before = dict(SCHEMES)
-    for function, law in ((gaussian, "taken"), (ledger, "taken"), (doubled, "noise multiplier is")):
+    for function, law in ((gaussian, "taken"), (ledger, "taken"), (doubled, "noise multiplier must equal")):
         with pytest.raises(InvalidInput, match=law):
             register_scheme(**said)(function)
     with pytest.raises(InvalidInput, match="parameter=delta"):

@@ -120,7 +120,7 @@ def test_account_prints_one_json_object():
 def test_an_interval_is_of_the_accountant_that_was_asked_for():
     """With --accountant rdp the interval was that of pld, and did not hold the epsilon beside it."""
     words = "gaussian --noise 4 --steps 10 --delta 1e-5 --accountant rdp --interval".split()
-    with pytest.raises(InvalidInput, match="--interval=rdp: the lower bound is of the accountant pld"):
+    with pytest.raises(InvalidInput, match="--interval=rdp: only the accountant pld gives a lower bound"):
         CliRunner().invoke(account, words, catch_exceptions=False)
 
 

@@ -71,7 +71,7 @@ def test_a_crash_changes_nothing_of_what_clients_keep(tiny, tmp_path, monkeypatc
 
 
 def test_a_client_that_skipped_rounds_is_still_covered(tiny, tmp_path):
-    """Whoever sees the last mean can work back to every release that any client's memory was computed from."""
+    """An observer of the last mean can work back to every release that any client's memory was computed from."""
     run = sightline.run(
         tiny(rounds=6, algorithm={"name": "scaffold"}, **{"privacy.where": "client"}), out=tmp_path / "run"
     )
@@ -92,7 +92,7 @@ def test_a_client_that_skipped_rounds_is_still_covered(tiny, tmp_path):
 def test_memory_does_not_go_with_cohorts_whose_coins_depend_on_each_other(tiny, tmp_path, name):
     """Others who remember whether they were drawn would show later who else was: only independent coins stay hidden."""
     fixed = {"algorithm": {"name": name}, "sampling.clients": {"scheme": "fixed", "rate": 0.5}}
-    with pytest.raises(Refused, match="remember"):
+    with pytest.raises(Refused, match="keep state"):
         sightline.run(tiny(**fixed, **{"privacy.adjacency": "replace"}), out=tmp_path / "run")
     run = sightline.run(tiny(rounds=2, **fixed), out=tmp_path / "zeroed")  # no amplification is claimed there
     assert run.epsilon == accounting.epsilon({Gaussian(0.8): 2}, 1e-5)
@@ -133,7 +133,7 @@ def test_what_clients_keep_is_not_in_the_published_model(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "law"),
     [
-        ({"name": "fedprox", "mu": -1.0}, "not negative"),
+        ({"name": "fedprox", "mu": -1.0}, "not be negative"),
         ({"name": "fedavgm", "server_momentum": 1.0}, r"\[0, 1\)"),
         ({"name": "feddyn", "alpha": 0.0}, "positive"),
         ({"name": "pfedme", "inner_steps": 0}, "whole number"),

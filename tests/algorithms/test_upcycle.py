@@ -56,7 +56,7 @@ def test_a_calibrated_run_of_an_algorithm_with_memory_meets_its_target(tiny, tmp
 
 def test_without_a_model_of_its_own_it_is_refused_before_anything_is_released():
     mixed = replace(REGISTRY["fedavg"], models=lambda state, clients: 1.0 * state["model"])
-    with pytest.raises(InvalidInput, match="no model of its own"):
+    with pytest.raises(InvalidInput, match="no single model to update"):
         wrap_upcycle(mixed, Upcycle.read(0.5)).init(Public(torch.zeros(2)), range(3), None)
 
 

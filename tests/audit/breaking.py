@@ -1,4 +1,4 @@
-"""Ways to break a mechanism: each is a mistake that somebody could make, put in place by a monkeypatch."""
+"""Ways to break a mechanism: each is a plausible mistake, put in place by a monkeypatch."""
 
 from dataclasses import replace
 from importlib import import_module

@@ -98,7 +98,7 @@ def between(page, name):
 
 
 def lines(name, wanted):
-    """The lines of a table: rows that are wanted, and those that are not there yet, are made anew."""
+    """Yield the lines of a table; rows that are wanted or missing are computed again."""
     head, rows, shown, cells = TABLES[name]
     old = {line.split(" | ")[0].removeprefix("| "): line for line in between(PAGE.read_text(), name).splitlines()}
     yield f"| {' | '.join(head)} |"

@@ -243,7 +243,7 @@ def test_a_subject_that_nobody_knows_is_refused_with_the_nearest_name():
 
 
 def test_nothing_claimed_nothing_audited():
-    with pytest.raises(InvalidInput, match="nothing is claimed"):
+    with pytest.raises(InvalidInput, match="nothing with a guarantee"):
         audited(unit="none")
 
 

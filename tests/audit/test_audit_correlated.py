@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 from sightline.accounting.strategies import column_norm
-from sightline.apps.audit.observer import gram_matrix, turn_weights
+from sightline.apps.audit.attack import gram_matrix, turn_weights
 from sightline.config import parse
 from sightline.engine import build_experiment
 from tests.audit.cases import audited

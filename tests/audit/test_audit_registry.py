@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from sightline import algorithms
-from sightline.ledger.group_privacy import Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, query_pairs
 from sightline.mechanisms import MECHANISMS, SAMPLERS
 from sightline.mechanisms.perturbation import Bound
 from tests.audit.cases import (
@@ -68,11 +68,11 @@ def pair_bounds(words):
     """(flow count, least of it and the bottleneck bound) of the last worker about the first."""
     topology = words["changes"]["topology"]
     for bottleneck in (False, True):
-        question = Question(
+        question = PairQuery(
             structure=topology["file"], epochs=words["rounds"] + 1, noise=1.0, delta=words["delta"],
             period=topology["period"], bottleneck=bottleneck,
         )  # fmt: skip
-        answer = answer_question(question)
+        answer = query_pairs(question)
         first, *_, last = answer.pairs.class_of
         yield float(answer.matrix[first, last])
 

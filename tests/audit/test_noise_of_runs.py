@@ -1,4 +1,4 @@
-"""The noise of whole runs: of the scale that is claimed, normal, and never the same twice, whoever draws it and when."""
+"""The noise of whole runs: of the scale that is claimed, normal, and never the same twice, for every party and time."""
 
 import math
 from contextlib import suppress
@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 from sightline import engine
+from sightline.apps.audit.attack import Observer, watched_run
 from sightline.apps.audit.canaries import CanaryClients, CanaryInclusion, CanaryShards, canary_examples
 from sightline.apps.audit.canary_setup import STILL, with_examples
-from sightline.apps.audit.observer import Observer, watched_run
 from sightline.config import parse
 from sightline.engine import loop
 from sightline.randomness import KeystreamGenerator, Purpose, Streams

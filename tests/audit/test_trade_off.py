@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scipy import optimize, stats
 
 from sightline import accounting
-from sightline.accounting.trade_off import TradeOff, claimed_curve
+from sightline.accounting.calibration import TradeOff, claimed_curve
 from sightline.apps.audit import audit
 from sightline.apps.audit.canary_setup import AttackedPair
 from sightline.apps.audit.many_canaries import ScoredCanaries, against_curve, against_rates
@@ -60,7 +60,7 @@ def sampled_losses(rng, inside, rate, noise, rounds):
 
 
 def most_likely(curve, canaries, guesses, right):
-    """How likely so many right guesses can be: a linear program over all laws of the count, by the inequalities."""
+    """Return how likely `right` correct guesses can be: a linear program over all distributions of the count."""
     counts = np.arange(guesses + 1)
     rows, limits = [], []
     for i in range(1, guesses + 1):

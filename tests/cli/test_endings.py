@@ -61,7 +61,7 @@ def test_a_signal_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch, capsys, heedi
         assert main.run_arguments([*RUN, "--out", str(tmp_path / "run")]) == 128 + number
     said = capsys.readouterr().err.strip().splitlines()[-1]
     name = signal.Signals(number).name
-    assert said == f"sightline: ended by {name}; go on with: sightline run --resume {tmp_path / 'run'}"
+    assert said == f"sightline: ended by {name}; continue with: sightline run --resume {tmp_path / 'run'}"
     monkeypatch.setattr(main, "_received", [])
     assert main.run_arguments(["run", "--resume", str(tmp_path / "run"), "--json"]) == 0
     assert main.run_arguments([*RUN, "--out", str(tmp_path / "whole")]) == 0
@@ -120,7 +120,8 @@ def test_a_signal_ends_the_process_and_its_training_processes(tmp_path, number):
     assert done.returncode == 128 + abs(number), done.stderr
     said = done.stderr.strip().splitlines()
     assert (
-        said[-1] == f"sightline: ended by {signal.Signals(abs(number)).name}; go on with: sightline run --resume here"
+        said[-1]
+        == f"sightline: ended by {signal.Signals(abs(number)).name}; continue with: sightline run --resume here"
     )
     assert "Traceback" not in done.stderr
     again = started("run", "--resume", "here", "--json", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Every example in every help runs as it stands, in a folder where somebody has worked."""
+"""Every example in every help runs as it stands, in a folder with earlier runs."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def words_of(line):
 def test_it_runs(desk, line, request):
     if "papers/" in line:
         request.getfixturevalue("large_data")
-    words = [word for word in words_of(line) if word != "--open"]  # somebody's browser is not ours to open
+    words = [word for word in words_of(line) if word != "--open"]  # tests open no browser
     if words[:2] == ["flower", "shards"]:
         words[3] = "other-sites"
     if words[:2] == ["site", "init"]:

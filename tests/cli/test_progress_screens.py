@@ -31,7 +31,7 @@ def environment(**changes):
 
 
 def terminal(columns):
-    """Both ends of a terminal of so many columns."""
+    """Return both ends of a terminal of `columns` columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     return ours, theirs

@@ -11,7 +11,7 @@ import pytest
 from markupsafe import escape
 
 from sightline.algorithms import REGISTRY
-from sightline.apps.cli.new import experiment_text
+from sightline.apps.cli.info import experiment_text
 from sightline.config import parse, read
 from tests.commands import command
 
@@ -235,14 +235,14 @@ def test_a_plan_is_readable_and_makes_no_run(tmp_path):
     assert "stop_at_epsilon = 1 ends the run before its last round" in " ".join(budget.stdout.split())
     refused = command("run", QUICKSTART, "--plan", "--out", "here", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "--plan=True: a plan makes no run directory" in refused.stderr
+    assert "--plan=True: a plan neither makes nor continues a run directory" in refused.stderr
     assert "a plan trains nothing" in command("run", QUICKSTART, "--plan", "--verify", "2", cwd=tmp_path).stderr
     assert "dropped model.hidden" in command("run", QUICKSTART, "--plan", "--set", "model.name=linear").stderr
     assert list(tmp_path.iterdir()) == []
 
 
 HINTS = {
-    ("--epsilon", "4"): "--epsilon=4: no such option, but a key of the experiment; write --set privacy.epsilon=4",
+    ("--epsilon", "4"): "--epsilon=4: not an option but a key of the experiment; write --set privacy.epsilon=4",
     ("--noise-multiplier=2",): "write --set privacy.noise_multiplier=2",
     ("--set", "epsilon=4"): "epsilon=4: unknown key; did you mean privacy.epsilon?",
     ("--set", "data.batch_size=4"): "did you mean local.batch_size?",
@@ -326,7 +326,7 @@ NO_FILE = {
     ("--algorithm", "h2fpd"): '--algorithm=h2fpd: no such algorithm; did you mean "h2fdp"?',
     ("--algorithm", "h2fdp", "--topology", "star"): "--topology=star: h2fdp does not run on it; use tree",
     ("--algorithm", "hfl"): "privacy.unit=client: hfl is hierarchical averaging without privacy",
-    ("--unit", "none", "--epsilon", "2"): "--epsilon=2.0: unit none promises nothing",
+    ("--unit", "none", "--epsilon", "2"): "--epsilon=2.0: --unit none has no guarantee",
     ("--algorithm", "pfedme", "--unit", "sample"): "privacy.unit=sample: pfedme",
 }
 

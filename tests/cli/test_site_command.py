@@ -58,7 +58,7 @@ def test_approved_and_seen_in_the_status(desk, capsys):
 @pytest.mark.parametrize(
     ("more", "law"),
     [
-        ([], "one of --site and --policy"),
+        ([], "give either --site or --policy"),
         (["--site", "sites/site-2", "--data", "mine.toml"], "the policy names"),
         (["--site", "sites/site-2", "--signature", "mine.toml"], "not one of known_keys"),
         (["--site", "sites/site-2", "--set", "topology.kind=clusters"], "topology.kind"),
@@ -149,7 +149,7 @@ def test_where_nothing_can_be_asked_is_one_line(stdin, desk, capsys, monkeypatch
     monkeypatch.setattr("sys.stdin", None if stdin is None else io.StringIO(""))
     for asks in (["site", "revoke", made["approval"], "--site", "sites/site-2"], [*words, "--set", "seed=1"]):
         assert run_arguments(asks) == 2
-        assert capsys.readouterr().err.strip().endswith("this command asks first; give --yes")
+        assert capsys.readouterr().err.strip().endswith("stdin=closed: this command asks for confirmation; give --yes")
 
 
 def test_revoke_looks_the_approval_up_before_it_asks(desk, capsys, monkeypatch):

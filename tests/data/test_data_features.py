@@ -21,7 +21,7 @@ from sightline.data.features import (
     transform_table,
     whitening_matrix,
 )
-from sightline.data.source import Scale, Table
+from sightline.data.federation import Scale, Table
 from sightline.errors import InvalidInput
 from sightline.randomness import Streams
 

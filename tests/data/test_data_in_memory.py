@@ -253,9 +253,9 @@ class Failing(Items):
 
 
 BAD = {
-    "nothing": ([], {}, "it names no client"),
+    "nothing": ([], {}, "it does not name clients"),
     "one array": (np.ones((3, 2)), {}, "data is a ndarray, not (x, y)"),
-    "one data set": (Items(*TEST), {}, "nothing says whose examples they are"),
+    "one data set": (Items(*TEST), {}, "the client of each example is unknown"),
     "one pair": (TEST, {}, 'data.partition = "dirichlet"'),
     "a table without clients": (Table(a=[1], label=[0]), {}, 'a table with a column "client"'),
     "three parts": ([(1, 2, 3)], {}, "client 0 has 3 parts"),
@@ -268,7 +268,7 @@ BAD = {
     "labels too large": ([(np.ones((2, 2)), [0, 3])], {}, "data.classes=3"),
     "words for labels": ([(np.ones((2, 2)), ["a", "b"])], {}, "classes = ["),
     "no examples": ([(np.ones((0, 2)), np.zeros(0, int))], {}, "no training example"),
-    "other shapes": ([(np.ones((2, 2)), [0, 1]), (np.ones((2, 3)), [0, 1])], {}, "all inputs have one shape"),
+    "other shapes": ([(np.ones((2, 2)), [0, 1]), (np.ones((2, 3)), [0, 1])], {}, "all inputs must have one shape"),
     "other split": ({"train": CLIENTS, "validation": CLIENTS}, {}, "validation"),
     "strange client": ([{"x": 1, "y": 2}], {}, 'keys are "train" and "test"'),
     "two labels": ([Table(label=[0], y=[0], a=[1.0])], {}, "2 of its columns could be the label"),
@@ -279,10 +279,14 @@ BAD = {
     "other columns": ([Table(a=[1.0], label=[0]), Table(b=[1.0], label=[0])], {}, "not all clients have this column"),
     "words": ([Table(a=["x"], label=[0])], {}, "a: client 0: this column holds text or gaps, not numbers (row 0: 'x')"),
     "many clients a row": (Table(a=[1.0], label=[0], client=[[1, 2]]), {}, "several clients"),
-    "a row of no client": (Table(a=[1.0, 2.0], label=[0, 1], client=[1.0, np.nan]), {}, "fill every row alike"),
+    "a row of no client": (
+        Table(a=[1.0, 2.0], label=[0, 1], client=[1.0, np.nan]),
+        {},
+        "fill every row with values of one type",
+    ),
     "clients of two kinds": (Table(a=[1.0, 2.0], label=[0, 1], client=np.array(["a", 1], object)), {}, "fill every"),
     "unknown option": (CLIENTS, {"drift": 1}, "not an option of data="),
-    "option of another type": (CLIENTS, {"label": 3}, "names a column"),
+    "option of another type": (CLIENTS, {"label": 3}, "must be the name of a column"),
     "no folder": ("nowhere", {}, "no such file or folder"),
     "no file": (["nowhere.csv"], {}, "no such file or folder"),
 }
@@ -301,10 +305,10 @@ def test_mistakes_are_one_line(case: str) -> None:
     ("data", "test", "words"),
     [
         (CLIENTS, [TEST], "there are 3 clients"),
-        ({"a": TEST}, {"b": TEST}, "no client is named so"),
+        ({"a": TEST}, {"b": TEST}, "no client has this name"),
         ({"train": CLIENTS, "test": TEST}, TEST, "given twice"),
-        ([(*TEST, *TEST)], [TEST], "test examples of its own"),
-        (CLIENTS, (np.ones((0, 2)), np.zeros(0, int)), "it holds no example"),
+        ([(*TEST, *TEST)], [TEST], "already has test examples"),
+        (CLIENTS, (np.ones((0, 2)), np.zeros(0, int)), "it has no examples"),
         (CLIENTS, (np.ones((2, 5)), [0, 1]), "the test set has inputs float32 (5,)"),
     ],
 )
@@ -326,7 +330,7 @@ def test_mistakes_with_tests_are_one_line(data: Any, test: Any, words: str) -> N
         ("a.csv", "a,label\n1,2,3\n", "3 cells a row for 2 columns"),
         ("a.csv", "a,label\n1,red,3\n", "line 2 has 3 cells, the header 2"),
         ("a.csv", "a,a,label\n1,2,0\n", "name each column once"),
-        ("a.txt", "a,label\n1,0\n", "holds no .csv"),
+        ("a.txt", "a,label\n1,0\n", "has no .csv"),
     ],
 )
 def test_mistakes_in_files_are_one_line(name: str, text: str, words: str, tmp_path: Path) -> None:
@@ -339,7 +343,7 @@ def test_mistakes_in_files_are_one_line(name: str, text: str, words: str, tmp_pa
 def test_two_files_of_one_client(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", *CLIENTS[0])
     (tmp_path / "a.parquet").write_text("")
-    with pytest.raises(InvalidInput, match="two files are of one client"):
+    with pytest.raises(InvalidInput, match="two files have the same client"):
         deal(tmp_path)
 
 
@@ -352,7 +356,7 @@ def test_parquet_without_a_reader_is_one_line(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_file_cannot_name_them() -> None:
-    with pytest.raises(InvalidInput, match=r"data.source=python: .* hand them over again: sightline.run"):
+    with pytest.raises(InvalidInput, match=r"data.source=python: .* pass them again: sightline.run"):
         load_federation(Data(source="python", partition="natural"), streams=Streams.from_seed(0))
 
 
@@ -413,5 +417,5 @@ def test_clients_that_declare_the_same_classes_need_no_setting():
     same = [declare(Table(**columns), ["no", "yes"]) for _ in range(3)]
     assert read_given(same, None, {}).class_names == ("no", "yes")
     assert read_given([*same, Table(**columns)], None, {}).class_names is None
-    with pytest.raises(InvalidInput, match="declare other classes"):
+    with pytest.raises(InvalidInput, match="declare different classes"):
         read_given([*same, declare(Table(**columns), ["yes", "no"])], None, {})

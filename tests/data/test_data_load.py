@@ -232,7 +232,7 @@ def test_tweets_stay_with_their_users(tmp_path: Path) -> None:
     assert any("18 of 27" in note for note in federation.notes)
     grouped = deal(tmp_path, clients=3, options={"users": "grouped"}, **given)
     assert sum(len(c.train) + len(c.test) for c in grouped.clients) == 27
-    with pytest.raises(InvalidInput, match=r"data\.clients=7: the data have 6 users"):
+    with pytest.raises(InvalidInput, match=r"data\.clients=7: the data has 6 users"):
         deal(tmp_path, clients=7, **given)
 
 
@@ -271,7 +271,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"clients": 50, "train_samples": 40}, "data.clients=50: more clients than the 40 examples; give more"),
     ({"train_samples": 1798}, "data.train_samples=1798: the source has 1,797 examples"),
     ({"test_samples": 1797}, "data.test_samples=1797: the clients keep"),
-    ({"test_fraction": 0.0}, "data.test_fraction=0.0: this source has no test set of its own"),
+    ({"test_fraction": 0.0}, "data.test_fraction=0.0: this source has no test set"),
     ({"partition": "by_user"}, 'data.partition=by_user: does not fit the source digits; use "iid" or'),
     ({"partition": "natural"}, "data.partition=natural: does not fit"),
     ({"source": "synthetic"}, 'data.partition=iid: does not fit the source synthetic; use "natural"'),
@@ -279,16 +279,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"options": {"letters": 10}}, "data.options.letters=10: not an option of digits; digits has no options"),
     ({"source": "mnist", "options": {"x": 1}}, "data.options.x=1: not an option of mnist"),
     ({"source": "emnist_letters", "options": {"leters": 1}}, 'did you mean "letters"'),
-    ({"source": "emnist_letters", "options": {"letters": 27}}, "letters=27: a whole number from 2 to 26"),
-    ({"source": "emnist_letters", "options": {"letters": True}}, "letters=True: a whole number"),
-    ({"source": "airline_tweets", "options": {"users": "many"}}, "users=many: one of one, grouped"),
+    ({"source": "emnist_letters", "options": {"letters": 27}}, "letters=27: must be a whole number from 2 to 26"),
+    ({"source": "emnist_letters", "options": {"letters": True}}, "letters=True: must be a whole number"),
+    ({"source": "airline_tweets", "options": {"users": "many"}}, "users=many: must be one of one, grouped"),
     ({"partition": "rotation", "clients": 5, "clusters": (1,) * 5}, "only 4 quarter turns"),
     ({"partition": "label_shift", "clients": 11, "clusters": (1,) * 11}, "only 10 shifts"),
-    ({"partition": "label_shards", "labels_per_client": 11}, "the data have 10 labels"),
+    ({"partition": "label_shards", "labels_per_client": 11}, "the data has 10 labels"),
     ({"source": "synthetic", "partition": "natural", "size_sigma": 500.0}, "data.size_sigma=500.0: a client would"),
     ({"source": "synthetic", "partition": "natural", "size_mean": 1e308}, "a client would have"),
-    ({"source": "synthetic", "partition": "natural", "clients": 10**9}, "more than fit in memory"),
-    ({"source": "synthetic", "partition": "natural", "beta": 1e300}, "data.beta=1e.300: the inputs do not fit float32"),
+    ({"source": "synthetic", "partition": "natural", "clients": 10**9}, "do not fit in memory"),
+    ({"source": "synthetic", "partition": "natural", "beta": 1e300}, "data.beta=1e.300: the inputs overflow float32"),
 ]
 
 

@@ -108,9 +108,9 @@ def test_label_shards(seed: int, clients: int, classes: int, data: st.DataObject
 
 
 def test_label_shards_refuses_what_cannot_be() -> None:
-    with pytest.raises(InvalidInput, match=r"data.labels_per_client=4: the data have 3 labels"):
+    with pytest.raises(InvalidInput, match=r"data.labels_per_client=4: the data has 3 labels"):
         label_shards(np.arange(30) % 3, clients=2, labels_per_client=4, rng=rng(0))
-    with pytest.raises(InvalidInput, match=r"data.clients=9: label \d has 2 examples for the 3 clients"):
+    with pytest.raises(InvalidInput, match=r"data.clients=9: label \d has 2 examples for 3 clients"):
         label_shards(np.repeat(np.arange(3), 2), clients=9, labels_per_client=1, rng=rng(0))
 
 
@@ -151,9 +151,9 @@ def test_users(seed: int, owners: list[int], data: st.DataObject) -> None:
     assert min(len(part) for part in groups) >= 1
     assert sum(len(set(owner[part])) for part in groups) == len(users)
     assert same(groups, grouped_users(owner, clients=clients, rng=rng(seed)))
-    with pytest.raises(InvalidInput, match=f"the data have {len(users)} users"):
+    with pytest.raises(InvalidInput, match=f"the data has {len(users)} users"):
         one_user_each(owner, clients=len(users) + 1)
-    with pytest.raises(InvalidInput, match=f"the data have {len(users)} users"):
+    with pytest.raises(InvalidInput, match=f"the data has {len(users)} users"):
         grouped_users(owner, clients=len(users) + 1, rng=rng(0))
 
 

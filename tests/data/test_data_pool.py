@@ -178,8 +178,8 @@ BAD_FOLDERS = {
         "pixels in colour, others are 8 x 8 pixels in grey",
     ),
     "16 bits": (lambda root: colour(root / "even" / "z.png", "I;16"), "convert it to 8 bits"),
-    "damaged": (lambda root: (root / "even" / "z.png").write_bytes(b"PNG"), "is not a readable picture"),
-    "another class": (lambda root: (root / "even").rename(root / "strange"), "label 'strange' is not among them"),
+    "damaged": (lambda root: (root / "even" / "z.png").write_bytes(b"PNG"), "is not a readable image"),
+    "another class": (lambda root: (root / "even").rename(root / "strange"), "label 'strange' is not one of them"),
 }
 
 
@@ -223,33 +223,33 @@ def test_labels_become_numbers(case: str) -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "neither": ((X, Y), {"classes": 10}, 'nothing says whose examples they are; deal it, e.g. data.partition = "dirichlet"'),
-    "both": ([(X, Y)], {"classes": 10, "partition": "dirichlet"}, "the data name 1 clients of their own"),
-    "both, a table": (Table(a=[1.0], client=["a"], label=[0]), {"classes": 2, "partition": "iid"}, "no partition may mix"),
-    "by_user of nobody": ((X, Y), {"classes": 10, "partition": "by_user"}, "do not say whose examples"),
-    "no classes": ((X, Y), {"partition": "iid"}, "must be public, and is not learned from private data"),
+    "neither": ((X, Y), {"classes": 10}, 'the client of each example is unknown; partition it, e.g. data.partition = "dirichlet"'),
+    "both": ([(X, Y)], {"classes": 10, "partition": "dirichlet"}, "the data names 1 clients"),
+    "both, a table": (Table(a=[1.0], client=["a"], label=[0]), {"classes": 2, "partition": "iid"}, "a partition would mix them"),
+    "by_user of nobody": ((X, Y), {"classes": 10, "partition": "by_user"}, "does not name the user"),
+    "no classes": ((X, Y), {"partition": "iid"}, "must be public, so it is not read off private data"),
     "no names": (
         (X, np.where(Y % 2, "odd", "even")), {"partition": "iid"}, 'if these names are public, write classes = ["even", "odd"]'
     ),
     "a number for names": ((X, np.where(Y % 2, "odd", "even")), {"partition": "iid", "classes": 2}, "list their names"),
     "labels from 1": ((X, Y + 1), {"partition": "iid", "classes": 10}, "classes = [1, 2, 3]"),
-    "a strange label": ((X, Y), {"partition": "iid", "classes": [1, 2]}, "label '0' is not among them"),
+    "a strange label": ((X, Y), {"partition": "iid", "classes": [1, 2]}, "label '0' is not one of them"),
     "too many clients": ((X[:5], Y[:5]), {"partition": "iid", "classes": 10}, "more clients than the 5 examples"),
     "own sampler": (
-        DataLoader(Items(X, Y), sampler=SubsetRandomSampler([1, 2])), {"partition": "iid", "classes": 10}, "in its own way"
+        DataLoader(Items(X, Y), sampler=SubsetRandomSampler([1, 2])), {"partition": "iid", "classes": 10}, "selects examples by itself"
     ),
     "turned vectors": (
-        (X[:, 0, 0], Y), {"partition": "rotation", "clusters": [10, 10], "classes": 10}, "only square images can be turned"
+        (X[:, 0, 0], Y), {"partition": "rotation", "clusters": [10, 10], "classes": 10}, "only square images can be rotated"
     ),
-    "no clusters": ((X, Y), {"partition": "iid", "reuse": True, "classes": 10}, "only clusters get the whole data set"),
+    "no clusters": ((X, Y), {"partition": "iid", "reuse": True, "classes": 10}, "only clusters can each get the whole data set"),
     "clients' own tests": (
-        [(X[:9], Y[:9], X[:9], Y[:9])], {"partition": "by_user", "classes": 10}, "clients that bring test examples"
+        [(X[:9], Y[:9], X[:9], Y[:9])], {"partition": "by_user", "classes": 10}, "clients with their own test examples"
     ),
     "not padded": (
         Table(input_ids=[[1, 2], [3]], label=[0, 1]), {"partition": "iid", "classes": 2}, 'padding="max_length"'
     ),
     "twice": ((X, Y), {"classes": ["a", "a"]}, "data.classes=a: two classes have this name"),
-    "a strange name": ((X, Y), {"classes": ["a", 1.5]}, "names of classes are text or whole numbers"),
+    "a strange name": ((X, Y), {"classes": ["a", 1.5]}, "class names must be text or whole numbers"),
     "other numbers": ((X, Y), {"classes": 3, "class_names": ["a", "b"]}, "data.class_names has 2 names"),
 }  # fmt: skip
 
@@ -306,7 +306,7 @@ def test_a_path_is_dealt_by_a_partition(tmp_path: Path, monkeypatch: pytest.Monk
     words = (tmp_path / "patients.csv").read_text().replace("client,", "ward,")
     (tmp_path / "patients.csv").write_text(words)
     settings = {"source": "./patients.csv", "classes": ["healthy", "ill"], "options": {"inputs": ["age", "dose"]}}
-    with pytest.raises(InvalidInput, match="nothing says whose examples they are"):
+    with pytest.raises(InvalidInput, match="the client of each example is unknown"):
         load_federation(Data(**settings), streams=Streams.from_seed(0))
     dealt = Data(**settings, partition="label_shards", labels_per_client=1, clients=4)
     federation = load_federation(dealt, streams=Streams.from_seed(0))

@@ -6,7 +6,7 @@ from data_files import REAL, needs
 
 from sightline.config import Data
 from sightline.data import Kind, load_federation
-from sightline.data.source import Request, Table
+from sightline.data.federation import Request, Table
 from sightline.data.sources import find_source
 from sightline.randomness import Streams
 

@@ -77,10 +77,10 @@ def test_next_tokens_are_read_off_the_inputs_or_given(own):
     ("name", "task", "words"),
     [
         ("numbers", "classification", "labels are float64"),
-        ("infinite", "regression", "targets hold NaN or infinity"),
-        ("infinite", "own", "targets hold NaN or infinity"),
+        ("infinite", "regression", "targets contain NaN or infinity"),
+        ("infinite", "own", "targets contain NaN or infinity"),
         ("cubes", "regression", r"expected numbers \(n,\) or \(n, targets\)"),
-        ("halves", "multilabel", "other numbers than 0 and 1"),
+        ("halves", "multilabel", "may only contain 0 and 1"),
         ("numbers", "multilabel", r"expected zeros and ones \(n, labels\)"),
         ("uneven", "regression", r"client 1 has targets float32 \(2,\), client 0 float32 \(1,\)"),
         ("wild", "language", "next tokens outside 0 .. vocabulary - 1"),
@@ -140,16 +140,16 @@ def test_generated_sentences_follow_one_chain_a_client():
 def test_what_has_no_labels_is_not_dealt_by_them(partition):
     from dataclasses import replace
 
-    from sightline.data.source import Table
+    from sightline.data.federation import Table
     from sightline.data.targets import as_task
 
     table = Table(np.zeros((5, 4), np.int64), np.zeros(5, np.int64), 2, Kind.TEXT, vocabulary=9)
     clusters = {"clusters": (2,)} if partition == "label_shift" else {}
     settings = Data(source="airline_tweets", partition=partition, clients=2, **clusters)
     assert as_task(table, settings, "classification") is table
-    with pytest.raises(InvalidInput, match="it deals by labels"):
+    with pytest.raises(InvalidInput, match="needs labels"):
         as_task(table, settings, "language")
-    with pytest.raises(InvalidInput, match="it deals by labels"):
+    with pytest.raises(InvalidInput, match="needs labels"):
         as_task(replace(table, y=np.zeros(5, np.float32)), settings, "regression")
-    with pytest.raises(InvalidInput, match="these are no labels"):
+    with pytest.raises(InvalidInput, match="these are not labels"):
         _ = replace(table, y=np.zeros((5, 2), np.float32)).labels

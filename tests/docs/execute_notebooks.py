@@ -1,4 +1,4 @@
-"""What `make notebooks-test` runs: every notebook in a real kernel, in a folder of its own; things show themselves."""
+"""Run every notebook in a real kernel, in its own folder (`make notebooks-test`), and check what its cells display."""
 
 import sys
 import tempfile
@@ -15,7 +15,7 @@ PATIENCE = 900
 
 
 def executed(path: Path, place: Path) -> Any:
-    """The notebook with its outputs; a cell that fails raises."""
+    """Return the notebook with its outputs. Raise if a cell fails."""
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     about = {"metadata": {"path": str(place)}}
@@ -24,12 +24,12 @@ def executed(path: Path, place: Path) -> Any:
 
 
 def cells(book: Any) -> list[Any]:
-    """The cells that are code."""
+    """Return the code cells."""
     return [cell for cell in book.cells if cell.cell_type == "code"]
 
 
 def html(cell: Any) -> list[str]:
-    """What a cell shows as HTML."""
+    """Return what a cell shows as HTML."""
     return [one.data["text/html"] for one in cell.outputs if "text/html" in one.get("data", {})]
 
 

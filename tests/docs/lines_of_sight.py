@@ -16,14 +16,14 @@ OBSERVERS = ("server", "other clients", "public")
 
 
 def run_example() -> tuple[list[str], float]:
-    """The epsilons against the observers, rounded up, and the test accuracy."""
+    """Return the epsilons against the observers, rounded up, and the test accuracy."""
     with tempfile.TemporaryDirectory() as folder:
         summary = sightline.run(EXAMPLE, out=Path(folder) / "run", progress=False).summary
     return [format_upper(summary["observers"][kind]) for kind in OBSERVERS], summary["test_accuracy"]
 
 
 def write_epsilons(text: str, epsilons: list[str]) -> str:
-    """The text of the picture or of a page with its three epsilons replaced, in their order."""
+    """Return the text of the picture or of a page with its three epsilons replaced, in their order."""
     left = iter(epsilons)
     text = re.sub(r"(ε ≤ )[\d.]+", lambda found: found[1] + next(left), text)
     said = r"(learns at most epsilon )[\d.]+((?: of hospital A)?, another hospital )[\d.]+(, the public )[\d.]+(?=\])"

@@ -1,4 +1,4 @@
-"""docs/api: every example runs and prints what its page shows, and every call is there with the parameters that are named."""
+"""docs/api: every example runs and prints what its page shows, and every call exists with the named parameters."""
 
 import dataclasses
 import enum
@@ -23,19 +23,19 @@ POINTS = 6
 
 
 def blocks(page: Path, kind: str) -> list[tuple[str, str]]:
-    """(title, body) of the blocks of a kind, in their order."""
+    """Return (title, body) of the blocks of a kind, in their order."""
     return [(title, body) for found, title, body in BLOCK.findall(page.read_text(encoding="utf-8")) if found == kind]
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """The files that a page names."""
+    """Write the files that a page names."""
     for title, body in blocks(page, "python"):
         if title:
             (folder / title).write_text(body, encoding="utf-8")
 
 
 def run_page(page: Path, folder: Path) -> str:
-    """What the Python of a page prints."""
+    """Return what the Python of a page prints."""
     return printed("\n".join(body for title, body in blocks(page, "python") if not title), folder)
 
 
@@ -49,7 +49,7 @@ WITH_SHELL = [
 
 
 def differences(shown: str, found: str) -> list[str]:
-    """Lines that differ otherwise than in a percentage by a few points.
+    """Return lines that differ by more than a few points in a percentage.
 
     >>> differences("91% right, epsilon 2.000", "89% right, epsilon 2.000")
     []
@@ -66,7 +66,7 @@ def differences(shown: str, found: str) -> list[str]:
 
 
 def shown_output(page: Path) -> str:
-    """What a page says that its Python prints."""
+    """Return the output that a page shows for its Python."""
     text = page.read_text(encoding="utf-8")
     return "".join(
         re.findall(r"^```python\n.*?^```\n\n(?:prints\n\n)?```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -96,7 +96,7 @@ def test_another_number_or_another_line_is_a_difference() -> None:
 
 
 def find_object(name: str) -> Any:
-    """What a dotted name means; a property, or a field of a class, as it stands there."""
+    """Return the object of a dotted name; properties and class fields are returned unevaluated."""
     words = name.split(".")
     for cut in range(len(words), 0, -1):
         try:
@@ -111,7 +111,7 @@ def find_object(name: str) -> Any:
 
 
 def written_parameters(call: Any) -> list[str]:
-    """The parameters of a call as the pages write them: no types, no `self`, functions as `...`."""
+    """Return the parameters of a call as the pages write them: no types, no `self`, functions as `...`."""
     made = call.__init__ if dataclasses.is_dataclass(call) else call  # a `__new__` only checks
     own = [p for p in inspect.signature(made).parameters.values() if p.name not in ("self", "cls")]
     words, named_only = [], False
@@ -134,7 +134,7 @@ def _written(one: inspect.Parameter) -> str:
 
 
 def wrong_call(name: str, given: str) -> str:
-    """How a call of the pages differs from the code; nothing when it does not. A last `...` leaves the rest out."""
+    """Return how a call on a page differs from the code, or nothing. A final `...` stands for the remaining parameters."""
     real, shown = ", ".join(written_parameters(find_object(name))), given[1:-1]
     same = real.startswith(shown[:-3]) if re.search(r"(^|, )\.\.\.$", shown) else real == shown
     return "" if same else f"{name}({real}) is written {given}"

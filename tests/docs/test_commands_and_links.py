@@ -22,14 +22,14 @@ GENERIC = ("...", "COMMAND", "sightline experiment ", "sightline --help")
 
 
 def command_lines(page: Path) -> list[str]:
-    """The lines of a page that a shell could run, without what follows a pipe or a remark."""
+    """Return the lines of a page that a shell could run, up to a pipe or a remark."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("\\|", "|")
     lines = [inline or block for inline, block in SAID.findall(text)]
     return [re.split(r" \| | > | {3,}", line)[0] for line in lines if not any(word in line for word in GENERIC)]
 
 
 def unknown_words(line: str) -> list[str]:
-    """The command, or the options, that do not exist.
+    """Return the command, or the options, that do not exist.
 
     >>> unknown_words("sightline run examples/quickstart.toml --sett rounds=3"), unknown_words("sightline runs")
     (['--sett'], ['runs'])
@@ -73,7 +73,7 @@ LINK = re.compile(r"\]\(([^)#\s:]*)#([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as the site and the forges make them."""
+    """Return the anchors of a page's headings, as the docs site and GitHub create them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return {slug(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
 
@@ -90,7 +90,7 @@ def slug(title: str) -> str:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Links of a page to headings that are not there; the files are looked for by the tests of words."""
+    """Return links of a page to missing headings; tests/house/test_words.py checks the files."""
     found = [(page.parent / file if file else page, anchor) for file, anchor in LINK.findall(page.read_text("utf-8"))]
     return [
         f"{target.name}#{anchor}"
@@ -109,3 +109,22 @@ def test_a_link_to_no_heading_is_found(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("[here](a.md#one-two-three), [there](a.md#not-this), [own](#none)", encoding="utf-8")
     assert anchors(tmp_path / "a.md") == {"one-two-three"}
     assert broken_links(tmp_path / "b.md") == ["a.md#not-this", "b.md#none"]
+
+
+def named_files(page: Path) -> set[str]:
+    """Return the source files that a page names with their folder, outside its code blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|toml|c))`", text))
+
+
+def test_every_source_file_that_the_docs_name_exists() -> None:
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "sightline")
+    pages = {page: named_files(page) for page in PAGES if page.name != "extend.md"}  # it adds the files that it names
+    assert sum(map(len, pages.values())) > 40
+    gone = {
+        (page.name, name)
+        for page, names in pages.items()
+        for name in names
+        if not any((r / name).exists() for r in roots)
+    }
+    assert gone == set()

@@ -1,4 +1,4 @@
-"""Every example ends at a budget one would publish, names a fair comparison that can be run, and says what to look at."""
+"""Every example has a publishable budget, names a fair comparison that can be run, and says what to look at."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from tests.loops import for_every
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 LARGEST = 10.0
-"""The most that an example may spend: beyond it an epsilon says little."""
+"""The largest epsilon of an example: a larger one says little."""
 
 
 def head_of(path: Path, word: str) -> str:
@@ -49,13 +49,13 @@ def test_an_example_says_what_to_look_at(path: Path):
 
 @for_every(EXAMPLES)
 def test_an_example_does_not_warn_of_its_own_delta(path: Path):
-    """`hierarchy.toml` printed "delta = 0.0001 is large" of itself."""
+    """Regression: `hierarchy.toml` printed "delta = 0.0001 is large"."""
     setting = build_experiment(read(path))
     assert large_delta_note(setting.experiment.privacy.delta, *count_protected(setting)) is None
 
 
 def test_the_picture_of_the_readme_is_of_a_run_that_learns():
-    """Its numbers were those of a run at 10.3 % accuracy on ten classes."""
+    """Regression: its numbers came from a run at 10.3 % accuracy on ten classes."""
     epsilons, accuracy = run_example()
     assert accuracy > 0.85
     for path in (PICTURE, *PAGES):

@@ -33,7 +33,7 @@ SECTIONS = {
 
 
 def keys(title):
-    """Key -> default, as the section of that title prints them."""
+    """Return key -> default, as the section of that title prints them."""
     text = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
     table = text.split("| key | default | meaning |\n|---|---|---|\n")[1].split("\n\n")[0]
     return dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", table, re.MULTILINE))

@@ -24,7 +24,7 @@ NAMES = ("fedema", "median", "consortium")
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A section of the page: the new file, and what is changed beside it."""
+    """A section of the page: the new file and the patches to other files."""
 
     file: str
     code: str
@@ -39,7 +39,7 @@ class Newcomer:
         return cls(re.search(r"`(\w+/\w+\.py)`", section)[1], next(b for k, b in found if k == "python"), changes)
 
     def apply(self, tree: Path) -> None:
-        """Write the file and change the others; what a patch speaks of must be there, once."""
+        """Write the new file and apply the patches; each removed line must occur exactly once."""
         (tree / "src" / "sightline" / self.file).write_text(self.code)
         for name, hunks in self.changes.items():
             text = (tree / name).read_text()
@@ -51,7 +51,7 @@ class Newcomer:
 
     @property
     def counted(self) -> list[str]:
-        """The cells of its row: lines of the new file, then lines and files of source, tests and docs, then all."""
+        """Return the cells of its row: lines of the new file, then lines and files of source, tests and docs, then all."""
         lines, files = Counter(source=0), Counter(source=0)
         for name, hunks in self.changes.items():
             place = "docs" if name.endswith(".md") else "tests" if name.startswith("tests/") else "source"
@@ -69,7 +69,7 @@ NEWCOMERS = dict(zip(NAMES, map(Newcomer.read, re.split(r"^## ", PAGE, flags=re.
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the tree with all three in it."""
+    """Return a copy of the tree with all three extensions."""
     copy = tmp_path_factory.mktemp("tree")
     for folder in ("src", "tests", "docs/reference", "examples"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -121,7 +121,7 @@ def test_all_three_run_by_their_names_in_an_experiment_file(tree):
 
 @pytest.mark.slow
 def test_the_laws_measure_them(tree):
-    """The noise of the median by its law, the draws of the consortium; and nothing that is registered is left out."""
+    """The law tests cover the noise of the median, the draws of the consortium, and everything that is registered."""
     words = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "median or consortium or every or known_ones")
     laws = [f"tests/laws/test_{name}.py" for name in ("noise_law", "calibration", "draws")]
     told = python(tree, "-m", "pytest", *words, "-m", "not slow", *laws, "tests/engine/test_run.py")

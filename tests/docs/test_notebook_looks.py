@@ -1,4 +1,4 @@
-"""Runs, ledgers, schemes and curves show themselves in notebooks: escaped, well formed, bounds never rounded down."""
+"""Notebooks display runs, ledgers, schemes and curves: escaped, well formed, bounds never rounded down."""
 
 import math
 import re

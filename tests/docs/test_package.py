@@ -74,6 +74,16 @@ def test_the_nightly_and_release_workflows_run_make_targets_that_exist():
     assert released <= targets
 
 
+def test_every_file_that_the_hooks_and_workflows_name_exists():
+    named = {}
+    for page in (ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")):
+        text = page.read_text().replace("{project}/", "")
+        for name in re.findall(r"(?<![\w./*-])(?:[\w.*-]+/)*[\w.*-]+\.(?:py|toml|txt|md|yml|json)\b", text):
+            named.setdefault(name, page.name)
+    assert {"tests/docs/test_package.py", "tests/docs/wheel.py", "constraints*.txt"} <= named.keys()
+    assert {name: page for name, page in named.items() if not list(ROOT.glob(name))} == {}
+
+
 def test_the_table_of_the_contributing_page_names_files_that_exist():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     section = page.partition("## Where things go")[2].partition("\n## ")[0]

@@ -25,7 +25,7 @@ def code_of(text: str) -> str:
 
 
 def recipe(title: str) -> str:
-    """The program of one recipe: the page's own data and experiment, then the recipe."""
+    """Return the program of one recipe: the page's data and experiment, then the recipe."""
     (text,) = [part for part in RECIPES.split("\n### ") if part.startswith(title)]
     return BLOCK.findall(SNIPPETS)[0] + code_of(text)
 
@@ -48,7 +48,7 @@ def test_own_data_and_own_model_take_ten_lines(number: int) -> None:
 
 @pytest.mark.slow
 def test_a_script_of_the_page_goes_on_after_a_crash(tmp_path: Path) -> None:
-    """A process of its own for each part, and other lines around the model: its code is the same."""
+    """Each part runs in its own process with other lines around the model, whose code is the same."""
     data, net = (text.partition("run = ")[0] for text in BLOCK.findall(SNIPPETS)[:2])
     crash = (
         "import os\nclass Crash:\n    def on_round(self, row):\n        os._exit(7) if row['round'] == 2 else None\n"
@@ -104,7 +104,7 @@ TRACKERS: dict[str, tuple[str, Check]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("title", TRACKERS)
 def test_a_recipe_logs_every_round(title: str, tmp_path: Path) -> None:
-    """In a process of its own: trackers warn, start threads and keep a state of their own."""
+    """Runs in its own process, because trackers warn, start threads and keep state."""
     package, check = TRACKERS[title]
     pytest.importorskip(package, reason=f"the recipe for {package} runs where it is installed")
     (tmp_path / "log.py").write_text(recipe(title))

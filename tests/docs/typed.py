@@ -1,4 +1,4 @@
-"""What `make wheel-test` gives to mypy beside the installed package: a user's script, by its types alone."""
+"""A user's script that `make wheel-test` type-checks against the installed package."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

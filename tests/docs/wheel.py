@@ -1,4 +1,4 @@
-"""What `make wheel-test` runs in an empty environment: an installed Sightline, not the one of the clone."""
+"""Test an installed Sightline, not the one of the clone, in an empty environment (`make wheel-test`)."""
 
 import os
 import subprocess

@@ -193,12 +193,12 @@ def test_calibrated_noise_meets_epsilon_with_the_count_in_it(tiny):
 
 
 REFUSED = [
-    ({"privacy.adaptive_clipping": {"count_noise_multiplier": 0.7}}, "count must have more"),
-    ({"privacy.where": "client"}, "trusted with who was clipped"),
-    ({"privacy.unit": "sample", "privacy.where": "client"}, "count is of clients"),
+    ({"privacy.adaptive_clipping": {"count_noise_multiplier": 0.7}}, "the count needs more noise"),
+    ({"privacy.where": "client"}, "learns who was clipped"),
+    ({"privacy.unit": "sample", "privacy.where": "client"}, "counts clipped clients"),
     ({"privacy.unit": "none", "privacy.noise_multiplier": None}, "clips nothing"),
-    ({"sampling.clients": {"scheme": "turns", "groups": 2}, "privacy.noise": "correlated"}, "one clip norm"),
-    ({"algorithm.split": {"parts": 2}, "model": {"name": "mlp", "hidden": [8, 8]}}, "clip norms of their own"),
+    ({"sampling.clients": {"scheme": "turns", "groups": 2}, "privacy.noise": "correlated"}, "a constant clip norm"),
+    ({"algorithm.split": {"parts": 2}, "model": {"name": "mlp", "hidden": [8, 8]}}, "one clip norm for each part"),
     ({"topology.kind": "tree", "topology.subnets": 2, "topology.trusted": 1.0}, "privacy.where=edge"),
     ({"privacy.adaptive_clipping": {"quantile": 1.0}}, "quantile"),
     ({"privacy.adaptive_clipping": {"speed": 1.0}}, "speed"),
@@ -215,7 +215,7 @@ def test_what_has_no_bound_is_refused_before_a_run_exists(tiny, tmp_path, change
 
 def test_real_nodes_are_refused(tiny):
     built = engine.build_experiment(tiny(**ADAPTIVE))
-    with pytest.raises(Refused, match="norm that they approved"):
+    with pytest.raises(Refused, match="norm that their owners approved"):
         engine.plan_releases(built, real_nodes=True)
 
 

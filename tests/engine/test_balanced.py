@@ -150,15 +150,15 @@ REFUSED = [
     ({"sampling.clients": {"scheme": "balanced", "uses": 1, "epochs": 3}}, "epochs=3"),
     ({"sampling.clients": {"scheme": "poisson", "rate": 0.5, "epochs": 2}}, "epochs=2"),
     ({"sampling.clients": {"scheme": "check_ins"}}, "rate"),
-    ({"sampling.samples": {"scheme": "balanced", "uses": 1}}, "single examples"),
+    ({"sampling.samples": {"scheme": "balanced", "uses": 1}}, "draws of examples gain nothing"),
     (
         SAMPLES
         | {"sampling": {"samples": {"scheme": "check_ins", "rate": 0.5}, "clients": {"scheme": "fixed", "rate": 0.5}}},
-        "needs everybody",
+        "every client must take part in every round",
     ),
     (SAMPLES | {"sampling": {"samples": {"scheme": "balanced", "uses": 10**6}}}, "sampling.samples.uses"),
-    (BALANCED | {"algorithm.name": "scaffold"}, "remember"),
-    (CHECK_INS | {"algorithm.name": "feddyn"}, "remember"),
+    (BALANCED | {"algorithm.name": "scaffold"}, "keep state"),
+    (CHECK_INS | {"algorithm.name": "feddyn"}, "keep state"),
 ]
 
 
@@ -174,7 +174,7 @@ def test_members_that_come_and_go_have_no_schedule(tmp_path):
     )
     topology = {"kind": "groups", "file": str(tmp_path / "groups.json")}
     plain = changed(TINY, {"topology": topology, "algorithm": {"name": "dp_ogl"}} | BALANCED)
-    with pytest.raises(Refused, match="come and go"):
+    with pytest.raises(Refused, match="members join and leave"):
         engine.build_experiment(sightline.config.parse(plain))
 
 

@@ -158,7 +158,7 @@ def test_the_noise_of_many_runs_has_the_covariance_of_the_strategy(tiny):
 
 
 def brute_force(strategy, apart):
-    """The longest sum of columns that are so many apart."""
+    """Return the longest sum of columns that are `apart` apart."""
     matrix, longest = dense(strategy), 0.0
     for chosen in range(1, 1 << strategy.steps):
         columns = [j for j in range(strategy.steps) if chosen >> j & 1]
@@ -322,8 +322,8 @@ def test_a_round_that_was_seen_and_is_made_again_has_other_noise_and_costs_more(
     secret, ledger, made = Streams.from_seed(1), Ledger(), []
     execution = LiveExecution(Known(30, [10] * 6, silent=True), secret)
     state = setting.algorithm.init(Public(setting.start), setting.clients, setting.settings)
-    for time, anew in [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True), (4, True), (5, False)]:
-        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
+    for time, repeated in [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True), (4, True), (5, False)]:
+        r = TrainingRound(setting, ledger, execution, time, repeated=repeated)
         updates = r.train(r.sample(), state["model"])
         made.append((time, (r.release_mean(updates).value * 2).double().numpy(), ledger[len(ledger) - 1].id))
     strategy = make_strategy("bsr", steps=7, separation=3, uses=3)
@@ -351,8 +351,8 @@ def test_a_round_made_again_with_hidden_draws_is_charged_to_all_members(tiny):
     )
     ledger = Ledger()
     execution = LiveExecution(Known(30, [10] * 6, silent=True), Streams.from_seed(1))
-    for time, anew in [(1, False), (2, False), (2, True), (3, False)]:
-        r = TrainingRound(setting, ledger, execution, time, repeated=anew)
+    for time, repeated in [(1, False), (2, False), (2, True), (3, False)]:
+        r = TrainingRound(setting, ledger, execution, time, repeated=repeated)
         r.release_mean(r.train(r.sample(), Public(setting.start)))
     for client in range(6):
         found = ledger.composition(f"client-{client}", "public")
@@ -369,7 +369,7 @@ def test_nobody_is_asked_out_of_turn(tiny, tmp_path):
         ledger = Ledger()
         r = TrainingRound(setting, ledger, LiveExecution(worker, Streams.from_seed(1)), 1)
         updates = r.train(Cohort(tuple(sorted(cohort))), Public(setting.start))
-        with pytest.raises(Refused, match="asked out of turn"):
+        with pytest.raises(Refused, match="not its turn"):
             r.release_mean(updates)
         assert not len(ledger)
         assert not worker.asked
@@ -402,7 +402,7 @@ def test_a_round_is_released_once(tiny):
 def test_noise_does_not_go_on_where_the_ledger_has_gaps():
     strategy = STRATEGIES["bsr"]
     row = NoiseRow("server, noise stream 1", "server, noise stream 1", 3, 4, 7)
-    with pytest.raises(Refused, match="goes on from 3 earlier rounds, and the ledger has 0"):
+    with pytest.raises(Refused, match="continues 3 earlier rounds, but the ledger has 0"):
         NoiseStreams(Streams.from_seed(0)).draw_noise(row, strategy, 5, ())
 
 
@@ -412,38 +412,38 @@ def test_changed_packages_do_not_go_on_with_a_stream(tiny, tmp_path, monkeypatch
         with pytest.raises(Crash):
             sightline.run(tiny(**STREAM), out=tmp_path / "run")
     monkeypatch.setattr("sightline.engine.checkpoint.package_versions", lambda: {"numpy": "0.1"})
-    with pytest.raises(InvalidInput, match="might not be drawn again"):
+    with pytest.raises(InvalidInput, match="cannot be repeated"):
         sightline.run(tiny(**STREAM), out=tmp_path / "run", resume=True, accept_changes=True)
 
 
 REFUSED = [
     ({"sampling.clients": {"scheme": "full"}}, "takes part in every round gains nothing"),
-    ({"sampling.clients": {"scheme": "poisson", "rate": 0.5}}, "hidden draws out of everybody"),
+    ({"sampling.clients": {"scheme": "poisson", "rate": 0.5}}, "Poisson draws give no minimum gap"),
     ({"sampling.clients": {"scheme": "balanced", "uses": 2}}, "a hidden schedule"),
     ({"sampling.clients": {"scheme": "check_ins", "rate": 0.5}}, "check-ins"),
     ({"sampling.clients": {"scheme": "fixed", "rate": 0.5}}, "fixed size"),
     ({"sampling.clients": {"scheme": "turns", "groups": 1}}, "one group takes part in every round"),
-    ({"sampling.clients": {"scheme": "turns", "groups": 7}}, "cannot fill them"),
+    ({"sampling.clients": {"scheme": "turns", "groups": 7}}, "there are only data.clients=6"),
     ({"sampling.clients": {"scheme": "turns"}}, "groups=missing"),
     ({"sampling.clients": {"scheme": "turn", "groups": 3}}, 'did you mean "turns"'),
-    ({"sampling.clients": {"scheme": "package.module:OBJECT"}}, "of other schemes nobody knows the distance"),
-    ({"sampling.clients": {"scheme": "turns", "groups": 3, "uses": 2}}, "has no uses"),
+    ({"sampling.clients": {"scheme": "package.module:OBJECT"}}, "needs a known minimum gap"),
+    ({"sampling.clients": {"scheme": "turns", "groups": 3, "uses": 2}}, "does not apply to scheme"),
     ({"privacy.where": "client"}, "adds its own noise"),
-    ({"privacy.unit": "sample", "privacy.where": "server", "local": {"steps": 1, "batch_size": 4}}, "noises clipped steps"),
+    ({"privacy.unit": "sample", "privacy.where": "server", "local": {"steps": 1, "batch_size": 4}}, "add it to clipped steps"),
     ({"privacy.arithmetic": "integer"}, "not whole numbers"),
     ({"privacy": {"unit": "none", "noise": "correlated"}}, "adds no noise"),
     ({"privacy.mechanism": "output", "privacy.unit": "sample", "privacy.where": "client",
-      "privacy.sensitivity": "clipped_model"}, "streams are of Gaussian noise"),
-    ({"model": {"name": "mlp", "hidden": [6]}, "algorithm.split": {"parts": 2}}, "hidden parts"),
-    ({"topology": {"kind": "tree", "subnets": 2, "trusted": 0.0}}, "edge-0, which is not trusted"),
+      "privacy.sensitivity": "clipped_model"}, "only available for Gaussian noise"),
+    ({"model": {"name": "mlp", "hidden": [6]}, "algorithm.split": {"parts": 2}}, "with a split model"),
+    ({"topology": {"kind": "tree", "subnets": 2, "trusted": 0.0}}, "edge-0 is not trusted"),
     ({"topology": {"kind": "clusters", "count": 2}, "algorithm.name": "oracle_clusters"}, "move between clusters"),
-    ({"privacy.noise": "independent", "privacy.correlated": {"strategy": "bsr"}}, "the noise is independent"),
+    ({"privacy.noise": "independent", "privacy.correlated": {"strategy": "bsr"}}, "only applies with privacy.noise"),
     ({"privacy.correlated": {"separation": 1}}, "separation=1"),
     ({"privacy.correlated": {"separation": 4}}, "separation=4"),
-    ({"privacy.correlated": {"uses": 2}}, "every group has 3 turns in 7 rounds"),
+    ({"privacy.correlated": {"uses": 2}}, "every group takes 3 turns in 7 rounds"),
     ({"privacy.correlated": {"bands": 1}}, "one band is independent noise"),
     ({"privacy.correlated": {"bands": 8}}, "bands=8"),
-    ({"privacy.correlated": {"strategy": "blt", "bands": 2}}, "buffers in the place of bands"),
+    ({"privacy.correlated": {"strategy": "blt", "bands": 2}}, "does not apply to strategy"),
     ({"privacy.correlated": {"strategy": "square"}}, "strategy"),
     ({"privacy.correlated": {"restart": 1}}, "nothing to cancel"),
     ({"rounds": 1}, "nothing to cancel"),
@@ -457,7 +457,7 @@ def test_what_would_not_hold_is_refused(tiny, changes, reason):
 
 
 HIDDEN = [
-    ({"privacy.correlated": {"strategy": "blt"}}, "blt never forgets"),
+    ({"privacy.correlated": {"strategy": "blt"}}, "blt correlates all of them"),
     ({"privacy.correlated": {"bands": 4}}, "at most 3"),
     ({"privacy.correlated": {"uses": 3}}, "every turn is charged by itself"),
     ({"privacy.adjacency": "replace"}, "add/remove"),
@@ -471,7 +471,7 @@ def test_hidden_draws_are_for_bands_that_end_before_the_next_turn(tiny, changes,
 
 
 def test_hidden_draws_are_not_for_clients_that_remember(tiny):
-    with pytest.raises(Refused, match="no bound with hidden draws"):
+    with pytest.raises(Refused, match="no bound is known for state with hidden draws"):
         engine.calibrate_noise(engine.build_experiment(tiny(**DRAWN, **{"algorithm.name": "scaffold"})))
 
 
@@ -481,7 +481,7 @@ def test_members_that_come_and_go_have_no_stream(tmp_path):
     )
     topology = {"kind": "groups", "file": str(tmp_path / "groups.json")}
     plain = changed(TINY, STREAM | {"topology": topology, "algorithm": {"name": "dp_ogl"}})
-    with pytest.raises(Refused, match="come and go"):
+    with pytest.raises(Refused, match="members join and leave"):
         engine.build_experiment(sightline.config.parse(plain))
 
 

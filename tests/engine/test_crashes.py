@@ -82,7 +82,7 @@ def forked(asked, out, *, prepare=lambda: None, on_round=lambda row: None):
 
 
 def killed(asked, out, rounds, call):
-    """Let a run die at that call of a function after so many more rounds."""
+    """Kill a run at that call of a function after `rounds` more rounds."""
     calls, left = Calls(call), iter(range(rounds - 1, -1, -1))
     if rounds:
         process = forked(asked, out, on_round=lambda row: None if next(left, True) else calls.count())

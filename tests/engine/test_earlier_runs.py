@@ -136,9 +136,9 @@ def test_a_budget_for_all_runs_calibrates_and_stops_by_the_sum(first, tmp_path):
     stopped = run(tmp_path / "stopped", init, stop_at_epsilon=limit, continue_ledger=True)
     assert stopped.summary["status"] == "stopped"
     assert stopped.summary["together"]["epsilon"] == pytest.approx(gaussians(3))
-    with pytest.raises(InvalidInput, match=r"have spent 0\.8941"):
+    with pytest.raises(InvalidInput, match=r"spent 0\.8941"):
         run(tmp_path / "spent", init, **(target | {"epsilon": 0.5}))
-    with pytest.raises(InvalidInput, match="no ledger lies beside"):
+    with pytest.raises(InvalidInput, match="there is no ledger beside"):
         run(tmp_path / "nothing", **target)
     assert not (tmp_path / "spent").exists()
 
@@ -161,9 +161,7 @@ def test_an_interrupted_run_names_the_sum_too_and_goes_on_with_what_it_wrote_dow
         connection.execute("DELETE FROM journal")
         connection.execute("DELETE FROM fact WHERE name = 'started_from'")
     connection.close()
-    with pytest.raises(
-        SightlineError, match=r"not the one that the run began with|cannot be read|made under another ledger"
-    ):
+    with pytest.raises(SightlineError, match=r"changed since the run began|cannot be read|made under another ledger"):
         sightline.run(place, resume=True, progress=False)
     shutil.rmtree(moved)
     shutil.copytree(first.directory, moved)
@@ -177,7 +175,7 @@ def test_copied_ledgers_that_were_edited_are_noticed(second):
     connection.close()
     with (
         RunRecord.open_to_read(second.directory) as record,
-        pytest.raises(LedgerDamaged, match="not the one it copied"),
+        pytest.raises(LedgerDamaged, match=r"its copy of the ledger of .* changed"),
     ):
         list(record.earlier_runs())
 

@@ -18,14 +18,14 @@ from sightline.config import parse
 from sightline.engine import plan_releases
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.execution import DryExecution, LiveExecution
-from sightline.engine.followed_plan import PLAN, LeftPlan
 from sightline.engine.plan import follow_plan
+from sightline.engine.release_gate import PLAN, LeftPlan
 from sightline.engine.round import TrainingRound
 from sightline.errors import Refused
 from sightline.events import Gaussian, Pooled
 from sightline.ledger import Ledger
 from sightline.mechanisms import Cohort, LocalSchedule, Public
-from sightline.mechanisms.updates import SealedCohort, open_sealed
+from sightline.mechanisms.sealed import SealedCohort, open_sealed
 from sightline.plugins import BrokenLaw
 from sightline.randomness import Streams
 from sightline.runtimes import Simulator
@@ -164,7 +164,7 @@ def test_claims_that_follow_released_values_are_refused_before_a_run_exists(file
     file = file_of(make(WAYS[way]), "client")
     with pytest.raises(BrokenLaw, match="claims do not follow released values"):
         check_sources(engine.build_experiment(parse(file)))
-    with pytest.raises(Refused, match=r"claims do not follow released values|a run claims what its plan claims"):
+    with pytest.raises(Refused, match=r"claims do not follow released values|a run claims only what its plan claims"):
         run_of(file, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -173,7 +173,7 @@ def test_added_rounds_are_checked_like_those_of_a_new_run(file_of, tmp_path):
     # One round cannot show that the claims of the second follow what the first released.
     own = make(lambda state, r, settings: (plain if r.time == 1 else of_as_many_as_it_likes)(state, r, settings))
     run = run_of(file_of(own, "client") | {"rounds": 1}, tmp_path / "run")
-    with pytest.raises(Refused, match="a run claims what its plan claims"):
+    with pytest.raises(Refused, match="a run claims only what its plan claims"):
         sightline.run(run.directory, more_rounds=2)
     assert run.metadata["status"] == "finished"
 
@@ -322,7 +322,7 @@ def test_a_hidden_cohort_holds_nobody_who_was_not_drawn(file_of, tmp_path, run_r
     """Both ran, and claimed the amplification of a rate of a half: of six rounds with everybody in, 6 of 11.4."""
     file = file_of(make(run_round), "server", POISSON)
     file["data"] |= {"clients": 12}
-    with pytest.raises(Refused, match=r"no cohort was drawn for it|a drawn cohort stays hidden"):
+    with pytest.raises(Refused, match=r"no cohort was drawn for it|an algorithm does not read a hidden cohort"):
         run_of(file, tmp_path / "run")
 
 
@@ -396,7 +396,7 @@ def test_a_hidden_cohort_cannot_be_read(file_of, look):
     """Of 10 clients, q = .5, 20 rounds, delta .01. Divided by the cohort: 0.111 was stated at z = 20 and 4.43 is true.
     Rounds of small cohorts left out: 0.111 and 3.04. Who was drawn in the metrics: 2.935 at z = 2, and 4.32 to 7.02."""
     r = live_round(file_of(make(plain), "server", POISSON))
-    with pytest.raises(BrokenLaw, match=r"a drawn cohort stays hidden.*r.train.*full"):
+    with pytest.raises(BrokenLaw, match=r"an algorithm does not read a hidden cohort.*r.train.*full"):
         LOOKS[look](r.sample(), r)
 
 
@@ -405,7 +405,7 @@ def test_what_training_refuses_does_not_tell_who_was_drawn(file_of):
     start, model = {1: Public(torch.zeros(1))}, Public(torch.zeros(1))
     for seed in range(8):
         r = live_round(file_of(make(plain), "server", POISSON), seed)
-        with pytest.raises(Refused, match="start=1 models: has no model for some who could have been drawn"):
+        with pytest.raises(Refused, match="start=1 models: some members that could have been drawn have no model"):
             r.train(r.sample(), start)
         with pytest.raises(Refused, match="anchor=rows"):
             r.train(r.sample(), model, proximal=1.0, anchor=torch.zeros(4, 1))
@@ -435,10 +435,10 @@ def telling(state, r):
 def test_an_algorithm_that_reads_a_hidden_cohort_is_refused(file_of, tmp_path, change):
     """All four ran. In the first rounds no run is made; later the whole plan is charged."""
     run_round = lambda state, r, settings: change(state, r)  # noqa: E731
-    with pytest.raises(Refused, match="a drawn cohort stays hidden"):
+    with pytest.raises(Refused, match="an algorithm does not read a hidden cohort"):
         run_of(file_of(make(run_round), "server", POISSON), tmp_path / "early")
     assert not (tmp_path / "early").exists()
-    with pytest.raises(Refused, match="a drawn cohort stays hidden"):
+    with pytest.raises(Refused, match="an algorithm does not read a hidden cohort"):
         run_of(file_of(make(late(change)), "server", POISSON), tmp_path / "late")
     assert charged_in(tmp_path / "late") == pytest.approx(TARGET, rel=1e-6)
     open_ = run_of(file_of(make(run_round)), tmp_path / "open")  # everybody takes part: nothing is hidden
@@ -446,7 +446,7 @@ def test_an_algorithm_that_reads_a_hidden_cohort_is_refused(file_of, tmp_path, c
 
 
 def test_check_algorithm_refuses_a_look_at_a_hidden_cohort():
-    with pytest.raises(BrokenLaw, match="a drawn cohort stays hidden"):
+    with pytest.raises(BrokenLaw, match="an algorithm does not read a hidden cohort"):
         check_algorithm(make(lambda state, r, settings: scaled(state, r)))
 
 
@@ -520,7 +520,7 @@ def test_a_round_that_goes_further_after_its_plan_was_charged_is_refused(file_of
     file = file_of(make(run_round), "server", POISSON)
     with pytest.raises(Enough):
         run_of(file, tmp_path / "run")
-    with pytest.raises(Refused, match="round=4: the round ended by an error before, and the whole plan was charged"):
+    with pytest.raises(Refused, match="round=4: an error ended this round before, and its whole plan was charged"):
         engine.run_loop(setting_of(file), tmp_path / "run", partial(Simulator), resume=True)
     assert charged_in(tmp_path / "run") == pytest.approx(TARGET, rel=1e-6)
 
@@ -593,7 +593,9 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     own = replace(own, init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 3, "period": 3}}
     file["rounds"] = 4
-    with pytest.raises(Refused, match=r"a run claims what its plan claims.*more of client-. would reach"):
+    with pytest.raises(
+        Refused, match=r"a run claims only what its plan claims.*more releases about client-. would reach"
+    ):
         setting_of(file)
     setting = engine.build_experiment(parse(file))
     plan, ledger = follow_plan(setting), Ledger(participants=setting.participants)
@@ -607,7 +609,7 @@ def test_more_may_not_flow_than_is_planned(file_of, merged):
     if merged > 3:
         own.round(state, r, None)
     else:
-        with pytest.raises(LeftPlan, match=r"would reach client-. than is planned"):
+        with pytest.raises(LeftPlan, match=r"would reach client-. than planned"):
             own.round(state, r, None)
 
 
@@ -618,7 +620,7 @@ def test_a_budget_does_not_stop_what_reaches_nobody_knows_when(file_of, tmp_path
     own = replace(own, init=dp_ogl.init, models=dp_ogl.models)
     file = file_of(own) | {"topology": {"kind": "groups", "structure": "string", "groups": 2}}
     file["privacy"] |= {"stop_at_epsilon": 5.0}
-    with pytest.raises(Refused, match=r"stop_at_epsilon=5.0: an algorithm of another package decides who sees what"):
+    with pytest.raises(Refused, match=r"stop_at_epsilon=5.0: a plugin algorithm decides who sees what"):
         run_of(file, tmp_path / "run")
     del file["privacy"]["stop_at_epsilon"]
     assert run_of(file, tmp_path / "run").epsilon <= TARGET * (1 + 1e-6)
@@ -630,5 +632,5 @@ def test_a_budget_does_not_stop_rdpcfl():
     file["local"] = {"batch_size": 4, "learning_rate": 0.1, "epochs": 1}
     engine.build_experiment(parse(file))
     file["privacy"] |= {"stop_at_epsilon": 5.0}
-    with pytest.raises(Refused, match="follows from released values"):
+    with pytest.raises(Refused, match="released values decide"):
         engine.build_experiment(parse(file))

@@ -23,7 +23,7 @@ GAUSSIAN = {"sampling.clients": {"scheme": "full"}, "privacy.noise_multiplier": 
 
 
 def marks(asked, out, every, look):
-    """What `look` sees each time so many rounds are done."""
+    """Return what `look` sees after every `every` rounds."""
     seen = []
 
     def on_round(row):

@@ -121,14 +121,14 @@ def test_a_damaged_last_checkpoint_does_not_go_back_a_round(tiny, tmp_path, monk
         with pytest.raises(Crash):
             sightline.run(directory, more_rounds=2)
     (directory / CHECKPOINT).write_bytes(b"no checkpoint")
-    with pytest.raises(CheckpointDamaged, match="it is of round 3, and after round 4 other code took over"):
+    with pytest.raises(CheckpointDamaged, match="from round 3, but code changed after round 4"):
         sightline.run(directory, resume=True)
     with pytest.raises(InvalidInput, match="has not ended"):
         sightline.run(directory, more_rounds=2)
     ended = tmp_path / "ended"
     sightline.run(tiny(), out=ended)
     (ended / CHECKPOINT).write_bytes(b"no checkpoint")
-    with pytest.raises(InvalidInput, match="is missing or damaged, and no round may be made twice"):
+    with pytest.raises(InvalidInput, match="is missing or damaged, and no round may run twice"):
         sightline.run(ended, more_rounds=2)
     assert sightline.Run(ended).metadata["status"] == "finished"
     assert run.metadata["status"] != "finished"
@@ -140,14 +140,14 @@ def test_a_damaged_last_checkpoint_does_not_go_back_a_round(tiny, tmp_path, monk
         ({"privacy.noise": "correlated", "sampling.clients": {"scheme": "turns", "groups": 3}}, "correlated noise was"),
         ({"sampling.clients": {"scheme": "balanced", "uses": 2}}, "its schedule .balanced. was drawn for 4 rounds"),
         ({"local.schedule": "cosine"}, "its learning rate .* has ended after 4 rounds"),
-        ({"privacy.stop_at_epsilon": 4.0}, "its budget ended the run .stop_at_epsilon=4"),
+        ({"privacy.stop_at_epsilon": 4.0}, "its budget is spent .stop_at_epsilon=4"),
         (
             {"algorithm.name": "ifca", "topology": {"kind": "clusters", "count": 2}, "privacy.unit": "sample",
              "sampling.clients": {"scheme": "full"}, "algorithm.selection_epsilon": 0.1},
             "ifca plans for the number of rounds",
         ),
         (TREE | {"algorithm.control": CONTROL | {"accuracy": 50}}, "algorithm.control has spread its steps over 6"),
-        (TREE | DEAR, "it has ended before its planned rounds .algorithm.control chose longer intervals"),
+        (TREE | DEAR, "the run ended before its last planned round .algorithm.control chose longer intervals"),
     ],
     ids=["correlated", "schedule", "learning rate", "budget", "selection", "control", "ended early"],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_plan_that_does_not_begin_like_the_old_one_is_refused(tiny, monkeypatc
 def test_sites_have_approved_their_rounds_only(tiny, tmp_path):
     run = sightline.run(tiny(), out=tmp_path / "run")
     (run.directory / RUN_ID).write_text("a run of real sites")
-    with pytest.raises(InvalidInput, match="its sites have approved the rounds that it made, and no others"):
+    with pytest.raises(InvalidInput, match="its sites approved the original rounds only"):
         sightline.run(run.directory, more_rounds=2)
     with RunRecord.open_to_read(run.directory) as record:
         assert record.facts["status"] == "finished"
@@ -190,7 +190,7 @@ def test_sites_have_approved_their_rounds_only(tiny, tmp_path):
     [
         (
             ["--rounds", "20"],
-            "--rounds=20: adds rounds to a run that has ended; e.g. +20; in a new run --set rounds=20",
+            "--rounds=20: adds rounds to a run that has ended; e.g. --rounds +20; for a new run --set rounds=20",
         ),
         (["--rounds", "+0"], "--rounds=+0: is a whole number of rounds, at least one"),
         (["--rounds", "+2", "--runtime", "sightline_example:TRANSPORT"], ""),
@@ -210,12 +210,14 @@ def test_the_command_states_epsilon_before_it_trains(tiny, tmp_path, capsys):
     capsys.readouterr()
     assert run_arguments(["run", str(run.directory), "--rounds", "+2"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert "goes on after round 4 to round 6 with the same noise: epsilon against" in lines[0]
+    assert "continues after round 4 to round 6 with the same noise: epsilon against" in lines[0]
     assert lines[1].startswith("round 5/6")
     assert compare_runs([run.directory]).groups[0].runs[0].rounds_done == 6
     assert TINY["rounds"] == run.experiment.rounds == 4
 
 
 def test_a_file_is_not_a_run(tiny):
-    with pytest.raises(InvalidInput, match=r"rounds=\+2: are added to a run, and an Experiment is not its directory"):
+    with pytest.raises(
+        InvalidInput, match=r"rounds=\+2: more rounds need a run directory, and an Experiment is not one"
+    ):
         sightline.run(tiny(), more_rounds=2)

@@ -35,7 +35,7 @@ OPEN = {"unit": "none"}
 
 
 class Net(nn.Module):
-    """A module of somebody's own: not known to treat examples apart."""
+    """A user's module: not known to treat examples apart."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def go(folder: Path, **how: Any) -> sightline.Run:
 
 
 class Stop(Exception):
-    """Somebody pulls the plug."""
+    """Stands for a power cut."""
 
 
 class StopAfter:
@@ -197,7 +197,7 @@ def test_the_model_of_a_run_from_a_file_comes_back(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((5, 1, 8, 8))
     np.testing.assert_array_equal(found.predict(x), run.predict(x))
     (run.directory / "model.safetensors").unlink()
-    with pytest.raises(InvalidInput, match=r"holds no model\.safetensors"):
+    with pytest.raises(InvalidInput, match=r"model\.safetensors is missing"):
         found.model()
 
 
@@ -219,9 +219,9 @@ def test_everybodys_own_model(tmp_path: Path) -> None:
     assert torch.equal(run.model(client=1).last.bias, second["last.bias"])
     assert torch.equal(run.model(client=1).first.bias, net.first.bias)
     for how, words in (
-        ({}, "each of 4 clients has a model of its own"),
-        ({"client": 9}, "no model of that client"),
-        ({"cluster": 0}, "no client is in it"),
+        ({}, "each of the 4 clients has its own model"),
+        ({"client": 9}, "no model was saved for this client"),
+        ({"cluster": 0}, "this cluster has no clients"),
     ):
         with pytest.raises(InvalidInput, match=words):
             run.model(**how)
@@ -264,11 +264,11 @@ def test_it_goes_on_with_nothing_else(tmp_path: Path) -> None:
         ({"data": None, "test": None}, r"data.source=python: .*sightline.run\(..., data=...\)"),
         ({"model": None}, r"model.name=python:Net: .*sightline.run\(..., model=...\)"),
         ({"data": other}, "the data are not those that the run began with"),
-        ({"data": CLIENTS[:3]}, "data.clients=4: the data have 3 clients"),
+        ({"data": CLIENTS[:3]}, "data.clients=4: the data has 3 clients"),
         ({"model": Net}, "weights that training starts from"),
         ({"model": relaxed()}, "code of python:Net"),
         ({"model": seeded(functools.partial(Net, 5))}, "weights that training starts from"),
-        ({"model": nn.Linear(4, 3)}, "was started with other settings"),
+        ({"model": nn.Linear(4, 3)}, "was started with settings other than"),
     ):
         with pytest.raises(InvalidInput, match=words):
             go(broken, **({"file": broken, "model": seeded(), "resume": True} | how))
@@ -286,7 +286,7 @@ def test_other_frozen_tensors_are_seen(tmp_path: Path) -> None:
         return made
 
     broken = break_off(tmp_path / "broken", model=net(0.0))
-    with pytest.raises(InvalidInput, match=r"last at work: frozen tensors and buffers; bring it back"):
+    with pytest.raises(InvalidInput, match=r"last worked: frozen tensors and buffers; restore it"):
         go(broken, file=broken, resume=True, model=net(1.0))
     note = go(broken, file=broken, resume=True, model=net(1.0), accept_changes=True).metadata["notes"][-1]
     assert "frozen tensors and buffers" in note
@@ -298,7 +298,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(
-        KeyboardInterrupt, match=r'go on with: sightline.run\(".*run", data=..., test=..., model=..., re'
+        KeyboardInterrupt, match=r'continue with: sightline.run\(".*run", data=..., test=..., model=..., re'
     ):
         go(tmp_path / "run", callbacks=[Keys()])
 
@@ -407,10 +407,10 @@ def test_a_module_that_mixes_is_given_one_example_at_a_time(tmp_path: Path) -> N
 
 SHARED = Net()
 BAD = {
-    "it remembers": ({"model": Remembers()}, Refused, "forward changes"),
+    "it lists": ({"model": Remembers()}, Refused, "forward changes"),
     "batch norm": ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, Refused, "mixes examples"),
     "same module every time": ({"model": lambda: SHARED}, InvalidInput, "return a new module from every call"),
-    "no model": ({"model": 3}, InvalidInput, "model=int: is no model"),
+    "no model": ({"model": 3}, InvalidInput, "model=int: is not a model"),
     "not a module": ({"model": lambda: 3}, InvalidInput, "model.name=python:_lambda_: the factory gave a int"),
     "other classes": ({"model": nn.Linear(4, 2)}, InvalidInput, "return logits of shape (batch, 3)"),
     "double": ({"model": nn.Linear(4, 3).double()}, InvalidInput, "use float32"),
@@ -419,11 +419,11 @@ BAD = {
         {"file": settings(model={"width": 3}), "model": Net()}, InvalidInput, "model.width=3: python:Net has no such"
     ),
     "no classes": ({"file": {"rounds": 1}}, InvalidInput, "data.classes=missing"),
-    "clients": ({"file": settings(data={"classes": 3, "clients": 9})}, InvalidInput, "the data have 4 clients"),
-    "test alone": ({"data": None}, InvalidInput, "test examples belong to data="),
-    "flower": ({"runtime": "flower"}, InvalidInput, "its nodes are processes of their own"),
-    "no callback": ({"callbacks": [print]}, InvalidInput, "derived from sightline.Callback"),
-    "a class": ({"callbacks": [StopAfter]}, InvalidInput, "pass an object of a class"),
+    "clients": ({"file": settings(data={"classes": 3, "clients": 9})}, InvalidInput, "the data has 4 clients"),
+    "test alone": ({"data": None}, InvalidInput, "test examples need data="),
+    "flower": ({"runtime": "flower"}, InvalidInput, "its nodes are separate processes"),
+    "no callback": ({"callbacks": [print]}, InvalidInput, "subclass of sightline.Callback"),
+    "a class": ({"callbacks": [StopAfter]}, InvalidInput, "pass an instance of a subclass"),
 }  # fmt: skip
 
 

@@ -103,7 +103,9 @@ def test_a_path_that_is_gone_is_refused_and_left_only_by_consent(tmp_path, monke
     measure(monkeypatch, Paths(plain="loop"))
     stopped_run(tmp_path / "run")
     monkeypatch.setattr(recorded_paths, "missing_paths", lambda model, work, paths: {"plain": paths.plain})
-    with pytest.raises(InvalidInput, match=r"do not exist on this machine: plain = loop; .*--accept-changes") as told:
+    with pytest.raises(
+        InvalidInput, match=r"does not have its training paths: plain = loop; .*--accept-changes"
+    ) as told:
         sightline.run(experiment(), out=tmp_path / "run", resume=True)
     assert "\n" not in str(told.value)
     used.clear()

@@ -19,7 +19,7 @@ class Loopback:
         self.asked = []
 
     def ask(self, letters, group):
-        self.asked.append((group, {client: letter.words for client, letter in letters.items()}))
+        self.asked.append((group, {client: letter.fields for client, letter in letters.items()}))
         found = {}
         for client, letter in reversed(letters.items()):
             arrived = WireMessage.from_bytes(letter.to_bytes())
@@ -47,7 +47,7 @@ def run_remotely(tmp_path, loopback):
 
         def worker(setting, public, secret):
             words = {"folder": str(directory)}
-            remote = RemoteClients(setting, post or loopback, words=words, simulated=tell is None, tell=tell)
+            remote = RemoteClients(setting, post or loopback, fields=words, simulated=tell is None, tell=tell)
             remote._sends_tasks = True  # the nodes of this post are played, and have no copy of the experiment
             return remote
 

@@ -50,10 +50,10 @@ class Rogue:
 
     def answer(self, letter):
         honest = self.site.answer(letter)
-        if letter.words["call"] == "hello":
+        if letter.fields["call"] == "hello":
             return honest
-        self.rounds.append(letter.words["round"])
-        return self.acts.get(letter.words["round"], lambda answer: answer)(honest)
+        self.rounds.append(letter.fields["round"])
+        return self.acts.get(letter.fields["round"], lambda answer: answer)(honest)
 
     def close(self):
         self.closed = True
@@ -62,7 +62,7 @@ class Rogue:
 
 def sends(array):
     """Its own letter with another vector in it."""
-    return lambda answer: WireMessage(answer.words, {"value": array})
+    return lambda answer: WireMessage(answer.fields, {"value": array})
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_three_sites_with_trouble(deployment, rogue_at):
     assert "budget for life: epsilon 50 at delta=0.001 per client" in deployment.sightline("site", "status", sites[0])
     # the run is over, and the approval with it
     other = WireMessage({"digest": own[0].approvals.all()[0].digest, "run": "another", "call": "leaving"})
-    assert "every run needs its own approval" in own[0].answer(other).words["refused"]
+    assert "every run needs its own approval" in own[0].answer(other).fields["refused"]
     assert to_toml(experiment) == (folder / "run" / "config.toml").read_text()
 
 

@@ -96,7 +96,7 @@ def test_a_node_answers_by_the_site_that_its_configuration_names(tmp_path):
 
     def node(**config):
         context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-        return answer_request(hello, context).words
+        return answer_request(hello, context).fields
 
     assert node(site=str(site))["client"] == 2
     assert "names no site" in node(somewhere="else")["refused"]

@@ -43,7 +43,7 @@ def value(make):
 
     def change(found, post):
         honest = found[post.client]
-        return found | {post.client: WireMessage(honest.words, {"value": make(honest.arrays["value"])})}
+        return found | {post.client: WireMessage(honest.fields, {"value": make(honest.arrays["value"])})}
 
     return change
 
@@ -51,7 +51,7 @@ def value(make):
 def words(**more):
     def change(found, post):
         honest = found[post.client]
-        return found | {post.client: WireMessage({**honest.words, **more}, honest.arrays)}
+        return found | {post.client: WireMessage({**honest.fields, **more}, honest.arrays)}
 
     return change
 
@@ -66,7 +66,7 @@ def of_another(found, post):
 
 def as_another(found, post):
     answer = found[post.client]
-    return found | {post.client: WireMessage({**answer.words, "client": 0}, answer.arrays)}
+    return found | {post.client: WireMessage({**answer.fields, "client": 0}, answer.arrays)}
 
 
 LEFT_OUT = {
@@ -86,7 +86,7 @@ LEFT_OUT = {
     "too long a vector": (value(lambda v: np.zeros(10**7, np.float32)), r"sent float32 \(10000000,\)"),
     "old round": (of_old, "answers a question of round 1"),
     "old round, relabelled": (
-        lambda found, post: words(question=post.seen[1, post.client].words["question"])(found, post),
+        lambda found, post: words(question=post.seen[1, post.client].fields["question"])(found, post),
         "another question than the one that was asked",
     ),
     "another's answer": (of_another, "signed as client"),
@@ -174,7 +174,7 @@ def test_what_a_real_client_says_that_it_keeps_is_not_looked_at(run_remotely, lo
 
     def kept(found, post):
         answer = found[post.client]
-        return found | {post.client: WireMessage(answer.words, {**answer.arrays, "kept": np.zeros(5, np.float32)})}
+        return found | {post.client: WireMessage(answer.fields, {**answer.arrays, "kept": np.zeros(5, np.float32)})}
 
     run = run_remotely(plain, post=Hostile(loopback, 3, kept), tell=lambda *words: None)
     tensors = load_file(run.directory / "checkpoint.safetensors")

@@ -65,7 +65,7 @@ def test_whatever_is_asked_the_site_answers_within_its_budget_or_not_at_all(more
         assert np.isfinite(answer.arrays["value"]).all()
         assert answer.arrays["value"].std() > 0.4 * 2.0 * (1 - 8 / math.sqrt(2 * 63))
     else:
-        assert "\n" not in answer.words["refused"]
+        assert "\n" not in answer.fields["refused"]
         assert len(releases_of(site)) == 0
 
 
@@ -73,8 +73,8 @@ def test_an_answer_says_which_question_it_answers_and_whose_it_is(site_of):  # n
     site = site_of(LOCAL)
     first = site.answer(question(LOCAL, question="a1", client=0))
     again = site.answer(question(LOCAL, question="b2", client=0))
-    assert [first.words[name] for name in ("question", "round", "client")] == ["a1", 1, 2]
-    assert again.words["question"] == "b2"
+    assert [first.fields[name] for name in ("question", "round", "client")] == ["a1", 1, 2]
+    assert again.fields["question"] == "b2"
     # the number of a question is not part of what is asked: asked again, the answer is the same and is charged once
     assert first.arrays["value"].tobytes() == again.arrays["value"].tobytes()
     assert len(releases_of(site)) == 1
@@ -145,7 +145,7 @@ def test_a_stranger_at_the_door_keeps_nobody_out(content, door):
     place, site = door
     with sent(place, content):
         answer = process.ask_site(place, WireMessage({"call": "hello"}))
-    assert answer.words["client"] == 2
+    assert answer.fields["client"] == 2
     assert len(releases_of(site)) == 0
 
 

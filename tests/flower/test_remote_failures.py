@@ -21,7 +21,7 @@ OPEN = FULL | {"privacy": {"unit": "none"}}
 
 
 def sent(array):
-    return lambda answer: WireMessage(answer.words, {"value": np.asarray(array)})
+    return lambda answer: WireMessage(answer.fields, {"value": np.asarray(array)})
 
 
 GARBAGE = {
@@ -177,7 +177,7 @@ def test_groups_of_nodes_get_their_own_models(run_remotely, loopback):
 def test_letters_survive_the_post():
     letter = WireMessage({"a": [1, None, "x"]}, {"v": np.arange(3.0), "w": np.zeros((2, 2), np.float32)})
     again = WireMessage.from_bytes(letter.to_bytes())
-    assert again.words == letter.words
+    assert again.fields == letter.fields
     assert all(torch.equal(torch.from_numpy(again.arrays[n].copy()), torch.from_numpy(letter.arrays[n])) for n in "vw")
 
 

@@ -25,7 +25,7 @@ class Begun:
 
     def ask(self, letters, group):
         found = dict(self.post.ask(letters, group))
-        if any(letter.words["use"] for letter in letters.values()):
+        if any(letter.fields["use"] for letter in letters.values()):
             self.started.update({client: letter.arrays["start"] for client, letter in letters.items()})
             if not self.restarted:
                 raise KeyboardInterrupt

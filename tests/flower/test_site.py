@@ -31,7 +31,7 @@ SAMPLE = changed(privacy=privacy("sample", noise_multiplier=1.0))
 
 @pytest.fixture
 def site_of(tmp_path):
-    """Client 2's site, its policy changed as asked, the experiment approved so many times."""
+    """Client 2's site, its policy changed as asked, the experiment approved `approved` times."""
 
     def make(plain, *, epsilon=100.0, approved=1, **policy):
         place = tmp_path / f"sites-{len(list(tmp_path.iterdir()))}"
@@ -69,7 +69,7 @@ def refused_by(site, message):
         logging.getLogger("sightline.site").removeHandler(handler)
     assert not answer.arrays
     why = lines[-1].partition("refused: ")[2] or lines[-1]
-    assert answer.words["refused"] in (why, CLOSED)
+    assert answer.fields["refused"] in (why, CLOSED)
     return why
 
 
@@ -91,7 +91,7 @@ def test_what_is_reserved_is_what_the_whole_length_costs(site_of):
     assert reserved(site) == pytest.approx(exact, rel=1e-6)
     answers = [site.answer(question(LOCAL, round=round)) for round in range(1, 7)]
     assert ["value" in answer.arrays for answer in answers] == [True] * 4 + [False] * 2
-    assert "is not in the plan" in answers[4].words["refused"]
+    assert "is not in the plan" in answers[4].fields["refused"]
     assert reserved(site) == pytest.approx(exact, rel=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_an_experiment_that_does_not_fit_the_budget_is_not_approved(site_of):
     weaker = LOCAL | {"privacy": LOCAL["privacy"] | {"noise_multiplier": 0.1}}
     with pytest.raises(BudgetExhausted):
         approve(Site(site.folder), weaker)
-    assert "no experiment with this digest is approved" in site.answer(question(weaker)).words["refused"]
+    assert "no experiment with this digest is approved" in site.answer(question(weaker)).fields["refused"]
 
 
 def test_what_the_owner_reads(site_of):
@@ -118,7 +118,7 @@ def test_what_the_owner_reads(site_of):
 def test_a_second_run_needs_a_second_approval(site_of):
     site = site_of(LOCAL)
     assert "value" in site.answer(question(LOCAL, run="a")).arrays
-    assert "bound to another run" in site.answer(question(LOCAL, run="b")).words["refused"]
+    assert "bound to another run" in site.answer(question(LOCAL, run="b")).fields["refused"]
     once = site.spent()
     approve(site, LOCAL)
     assert site.spent() > once
@@ -132,7 +132,7 @@ def test_data_that_changed_after_the_approval_are_not_used(site_of):
     with np.load(site.folder / "data.npz") as found:
         arrays = {name: np.array(found[name]) for name in found}
     np.savez(site.folder / "data.npz", **arrays | {"train_x": arrays["train_x"] + 1})
-    assert "approve the experiment again" in Site(site.folder).answer(question(LOCAL)).words["refused"]
+    assert "approve the experiment again" in Site(site.folder).answer(question(LOCAL)).fields["refused"]
 
 
 @pytest.mark.parametrize("harm", ["gone", "older"])
@@ -169,7 +169,7 @@ def test_nothing_in_a_message_changes_the_noise(site_of):
     value = site.answer(question(LOCAL, **lies)).arrays["value"]
     # noise of 2 x 0.4 on 63 numbers: std within 8 sigma
     assert value.std() > 0.8 * (1 - 8 / np.sqrt(2 * 63))
-    assert "kinds" not in state_of(site).read().words or not state_of(site).read().words["kinds"]
+    assert "kinds" not in state_of(site).read().fields or not state_of(site).read().fields["kinds"]
 
 
 def test_nothing_goes_in_the_clear_to_a_server_that_is_not_trusted(site_of):
@@ -188,7 +188,7 @@ def test_raw_results_are_no_way_around_local_noise(call, site_of):
     plan = {"clip_norm": 1.0, "noise_multiplier": 1e-6, "rate": 1.0, "steps": 1, "expected_batch": 1.0}
     for plain in (LOCAL, SAMPLE):
         site = site_of(plain)
-        assert "not in the plan" in site.answer(question(plain, call=call, plan=plan)).words["refused"]
+        assert "not in the plan" in site.answer(question(plain, call=call, plan=plan)).fields["refused"]
         assert len(releases_of(site)) == 0
 
 
@@ -227,11 +227,11 @@ def test_the_same_question_gets_the_same_answer_and_is_charged_once(site_of):
 def test_a_crash_between_ledger_and_answer_is_not_charged_twice(site_of, monkeypatch):
     site = site_of(LOCAL)
     monkeypatch.setattr(RunStore, "put_answer", lambda *args, **more: 1 / 0)
-    assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
+    assert "ZeroDivisionError" in site.answer(question(LOCAL)).fields["refused"]
     assert len(releases_of(site)) == 1
     monkeypatch.undo()
     other = Site(site.folder).answer(question(LOCAL, start=np.ones(63, np.float32)))
-    assert "with other vectors" in other.words["refused"]
+    assert "with other vectors" in other.fields["refused"]
     value = Site(site.folder).answer(question(LOCAL)).arrays["value"]
     assert len(releases_of(site)) == 1
     assert np.isfinite(value).all()
@@ -249,7 +249,7 @@ def test_a_call_that_a_crash_ended_does_not_stop_the_run(site_of, monkeypatch):
 def test_nor_does_a_crash_before_the_ledger_is_written(site_of, monkeypatch):
     site = site_of(LOCAL)
     monkeypatch.setattr(Ledger, "append", lambda *args, **more: 1 / 0)
-    assert "ZeroDivisionError" in site.answer(question(LOCAL)).words["refused"]
+    assert "ZeroDivisionError" in site.answer(question(LOCAL)).fields["refused"]
     monkeypatch.undo()
     for round in (2, 3, 4):
         assert "value" in Site(site.folder).answer(question(LOCAL, round=round)).arrays
@@ -314,7 +314,7 @@ def test_a_segment_is_charged_for_the_steps_that_it_makes(site_of):
 )
 def test_a_start_outside_the_public_ball_is_refused(start, law, site_of):
     site = site_of(LOCAL)
-    assert law in site.answer(question(LOCAL, start=start)).words["refused"]
+    assert law in site.answer(question(LOCAL, start=start)).fields["refused"]
     assert len(releases_of(site)) == 0
 
 
@@ -338,7 +338,7 @@ def test_a_start_outside_the_public_ball_is_refused(start, law, site_of):
 )
 def test_what_is_not_in_the_plan_is_refused_in_one_line(more, law, site_of):
     site = site_of(LOCAL)
-    refused = site.answer(question(LOCAL, **more)).words["refused"]
+    refused = site.answer(question(LOCAL, **more)).fields["refused"]
     assert law in refused
     assert "\n" not in refused
     assert len(releases_of(site)) == 0
@@ -392,13 +392,13 @@ def test_what_private_steps_made_is_known_to_be_noised(site_of):
 def test_scaffold_gets_the_vectors_of_its_rule_and_nothing_else_of_it(site_of):
     plain = changed(algorithm={"name": "scaffold"}, privacy=privacy("client", "client", noise_multiplier=2.0))
     site = site_of(plain)
-    assert "rule/control" in site.answer(question(plain)).words["refused"]
+    assert "rule/control" in site.answer(question(plain)).fields["refused"]
     rule = {"rule/control": np.zeros(63, np.float32), "rule/steps": np.array(4.0), "rule/most_steps": np.array(6.0)}
     sent = WireMessage.from_bytes(question(plain, arrays=rule).to_bytes())
     assert sent.arrays["rule/steps"].shape == (), "numbers without axes came as vectors, and were refused"
     for wrong in (0.0, -1.0, np.nan, 1e9):
         asked = question(plain, arrays=rule | {"rule/steps": np.array(wrong)})
-        assert "rule/steps" in site.answer(asked).words["refused"]
+        assert "rule/steps" in site.answer(asked).fields["refused"]
     assert "value" in site.answer(sent).arrays
 
 
@@ -407,10 +407,10 @@ def test_a_site_behind_a_socket(site_of, tmp_path):
 
     site, ready = site_of(LOCAL), threading.Event()
     door = tmp_path / "door"
-    assert "no site answers" in ask_site(door, WireMessage()).words["refused"]
+    assert "no site answers" in ask_site(door, WireMessage()).fields["refused"]
     threading.Thread(target=serve_site, args=(site, door), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(600)
-    assert ask_site(door, WireMessage({"call": "hello"})).words["client"] == 2
+    assert ask_site(door, WireMessage({"call": "hello"})).fields["client"] == 2
     assert ask_site(door, question(LOCAL)).arrays["value"].shape == (63,)
 
 
@@ -432,8 +432,8 @@ def test_a_failed_computation_looks_like_any_answer(plain, site_of, monkeypatch)
 
     monkeypatch.setattr(Simulator, "run", failing)
     answer = site.answer(question(plain))
-    assert answer.words["rejected"] is False
-    assert set(answer.words) == set(Site(site.folder).answer(question(plain)).words)
+    assert answer.fields["rejected"] is False
+    assert set(answer.fields) == set(Site(site.folder).answer(question(plain)).fields)
     assert answer.arrays["value"].std() > 0.01
     assert len(releases_of(site)) == 1
 
@@ -483,7 +483,7 @@ def test_sites_and_a_server_without_data_run_the_mechanisms_of_members(case, tmp
     (tmp_path / "run").mkdir()
     engine.run_loop(
         setting, tmp_path / "run",
-        lambda setting, *streams: RemoteClients(setting, Direct(), words={"run": "a"}, simulated=False,
+        lambda setting, *streams: RemoteClients(setting, Direct(), fields={"run": "a"}, simulated=False,
                                          tell=lambda *words: told.append(words)),
         resume=False,
     )  # fmt: skip
@@ -575,16 +575,16 @@ def test_vectors_of_every_permitted_type_are_answered(case, dtype, site_of):
     site = site_of(plain, epsilon=1e4, trust_server=True)
     (approval,) = site.approvals.all()
     call = approval.calls[0]
-    blank = call.blank_vectors(site._built(approval.id).setting.model.parameters)
+    blank = call.blank_vectors(site._built(approval.id).built.model.parameters)
     arrays = {name: vector.numpy().astype(dtype) for name, vector in blank.items()}
     at = {"call": call.kind, "round": call.round, "use": call.use, "part": call.part}
     answer = site.answer(question(plain, **at, arrays=arrays))
-    assert "value" in answer.arrays, answer.words
+    assert "value" in answer.arrays, answer.fields
     assert site.budget.record().ended == {}
 
 
 def test_a_vector_that_overflows_the_type_of_the_model_is_refused(site_of):
     site = site_of(LOCAL, largest_start=1e300)
     start = np.full(63, 1e39)
-    assert "norm inf" in site.answer(question(LOCAL, start=start)).words["refused"]
+    assert "norm inf" in site.answer(question(LOCAL, start=start)).fields["refused"]
     assert len(releases_of(site)) == 0

@@ -39,10 +39,10 @@ def test_memory_of_output_perturbation_does_not_reach_private_steps(site_of):  #
     assert state_of(site, 1).kept("gradient")[1], "what it keeps was made from noised steps"
     # the state itself is typed: put into the other run by hand, it is refused before anything is computed
     message = state_of(site, 1).read()
-    words = dict(message.words) | {"kinds": {"gradient": "unnoised"}}
+    words = dict(message.fields) | {"kinds": {"gradient": "unnoised"}}
     state_of(site, 1).path.write_bytes(type(message)(words, message.arrays).to_bytes())
     before = len(releases_of(site))
-    refused = site.answer(question(DPSGD, run="same", round=2)).words["refused"]
+    refused = site.answer(question(DPSGD, run="same", round=2)).fields["refused"]
     assert "made from un-noised values" in refused
     assert len(releases_of(site)) == before
 
@@ -74,13 +74,13 @@ def test_the_simulator_refuses_un_noised_state_in_private_steps_too():
 def test_segments_take_no_state(site_of):  # noqa: F811
     """Their steps are not noised one by one, so that what is kept of them would enter the next segment as it is."""
     setting, _, updates = unnoised_updates(SEGMENTS)
-    with pytest.raises(Refused, match="carries their examples into this one"):
+    with pytest.raises(Refused, match="carries examples of earlier segments"):
         setting.mechanism._private_plans(updates)
     site = site_of(SEGMENTS, epsilon=1e4)
     part = site.approvals.all()[0].calls[0].part
     memory = {"rule": "GradientMemory", "settings": {"alpha": 1.0}}
     assert "value" in site.answer(question(SEGMENTS, part=part, memory=memory)).arrays
-    assert not state_of(site).read().words["kinds"]
+    assert not state_of(site).read().fields["kinds"]
 
 
 EXACT = CASES["output, exact"]
@@ -96,7 +96,7 @@ def test_a_solver_always_gets_there_and_says_nothing(site_of, monkeypatch):  # n
     start = np.zeros(27, np.float32)
     answer = site.answer(question(EXACT, start=start))
     assert "value" in answer.arrays
-    assert "refused" not in answer.words
+    assert "refused" not in answer.fields
 
 
 @pytest.mark.parametrize("curvature", [1.0, 0.1, 1e-3])
@@ -188,7 +188,7 @@ def test_another_experiment_than_the_approved_one_is_refused_and_logged(site_of,
     site = site_of(LOCAL)
     with caplog.at_level(logging.WARNING, "sightline.site"):
         for more in ({"rounds": 5}, {"seed": 7}, {"privacy": LOCAL["privacy"] | {"noise_multiplier": 1.9}}):
-            assert "no experiment with this digest" in site.answer(question(LOCAL | more)).words["refused"]
+            assert "no experiment with this digest" in site.answer(question(LOCAL | more)).fields["refused"]
     assert caplog.text.count("no experiment with this digest") == 3
     assert len(releases_of(site)) == 0
 
@@ -196,10 +196,10 @@ def test_another_experiment_than_the_approved_one_is_refused_and_logged(site_of,
 def test_calls_come_in_increasing_order_and_skipping_is_fine(site_of):  # noqa: F811
     site = site_of(LOCAL)
     assert "value" in site.answer(question(LOCAL, round=2)).arrays
-    assert "must come in order" in site.answer(question(LOCAL, round=1)).words["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=1)).fields["refused"]
     assert "value" in site.answer(question(LOCAL, round=4)).arrays
-    assert "must come in order" in site.answer(question(LOCAL, round=2)).words["refused"]
-    assert "must come in order" in site.answer(question(LOCAL, round=3)).words["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=2)).fields["refused"]
+    assert "must come in order" in site.answer(question(LOCAL, round=3)).fields["refused"]
     assert len(releases_of(site)) == 2
 
 
@@ -207,7 +207,7 @@ def test_the_same_call_from_another_start_is_refused(site_of):  # noqa: F811
     site = site_of(LOCAL)
     first = site.answer(question(LOCAL)).arrays["value"]
     moved = np.full(63, 1e-6, np.float32)
-    assert "with other vectors" in site.answer(question(LOCAL, start=moved)).words["refused"]
+    assert "with other vectors" in site.answer(question(LOCAL, start=moved)).fields["refused"]
     assert np.array_equal(site.answer(question(LOCAL)).arrays["value"], first)
     assert len(releases_of(site)) == 1
 
@@ -246,7 +246,7 @@ def test_whatever_the_order_of_questions_every_call_has_one_value(seed, site_of)
             assert answer.arrays["value"].tobytes() == again[1]
         else:
             assert "value" not in answer.arrays
-            assert "refused" in answer.words
+            assert "refused" in answer.fields
     times = [release.time for release in releases_of(site)]
     assert times == sorted(set(times))
 

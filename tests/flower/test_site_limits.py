@@ -1,4 +1,4 @@
-"""What a question may cost a site: seconds and bytes, whoever asks."""
+"""What a question may cost a site: seconds and bytes, for every caller."""
 
 import re
 import threading
@@ -59,7 +59,7 @@ def test_a_question_that_takes_too_long_is_charged_and_fails(site_of, monkeypatc
     answer = site.answer(question(LOCAL))
     assert len(releases_of(site)) == 1
     assert "largest_seconds=0.01: computing the answer takes longer" in caplog.text
-    assert "largest_seconds" not in str(answer.words)
+    assert "largest_seconds" not in str(answer.fields)
 
 
 def test_answers_leave_after_the_same_time_computed_or_failed(site_of, monkeypatch, caplog):  # noqa: F811
@@ -68,7 +68,7 @@ def test_answers_leave_after_the_same_time_computed_or_failed(site_of, monkeypat
     good = site.answer(question(LOCAL))
     assert time.monotonic() - begun >= 0.7
     begun = time.monotonic()
-    assert site.answer(question(LOCAL)).words == good.words
+    assert site.answer(question(LOCAL)).fields == good.fields
     assert time.monotonic() - begun < 0.7, "what was answered before is not kept waiting"
     whole = ClientSide.compute_task
     monkeypatch.setattr(ClientSide, "compute_task", lambda self, *a: busy(20.0) or whole(self, *a))
@@ -77,7 +77,7 @@ def test_answers_leave_after_the_same_time_computed_or_failed(site_of, monkeypat
     assert 0.7 <= time.monotonic() - begun < 10.0
     assert "as if its examples were blank" in caplog.text
     assert not failed.arrays
-    assert failed.words["refused"].endswith("the site's log says why")
+    assert failed.fields["refused"].endswith("the site's log says why")
 
 
 def test_a_message_of_too_many_bytes_is_not_read_and_the_next_is(site_of, tmp_path):  # noqa: F811
@@ -85,8 +85,10 @@ def test_a_message_of_too_many_bytes_is_not_read_and_the_next_is(site_of, tmp_pa
     threading.Thread(target=serve_site, args=(site, place), kwargs={"ready": ready.set}, daemon=True).start()
     assert ready.wait(10)
     refusal = ask_site(place, WireMessage({"call": "hello"}, {"start": np.zeros(10**6, np.float32)}))
-    assert refusal.words["refused"].startswith("site-socket: no site answers there, or the message is too large for it")
-    assert ask_site(place, WireMessage({"call": "hello"})).words["client"] == 2
+    assert refusal.fields["refused"].startswith(
+        "site-socket: no site answers there, or the message is too large for it"
+    )
+    assert ask_site(place, WireMessage({"call": "hello"})).fields["client"] == 2
 
 
 @pytest.mark.parametrize("numbers", [1, 10**6])  # the second is more than a socket takes while nobody reads
@@ -94,4 +96,4 @@ def test_a_node_does_not_wait_for_ever_for_a_site_that_hangs(numbers, tmp_path):
     with Listener(str(tmp_path / "s"), family="AF_UNIX"):  # takes the call and says nothing
         message = WireMessage({"call": "hello"}, {"start": np.zeros(numbers, np.float32)})
         refusal = ask_site(tmp_path / "s", message, seconds=0.1)
-    assert re.search("no answer within 0.1 seconds|no site answers there", refusal.words["refused"])
+    assert re.search("no answer within 0.1 seconds|no site answers there", refusal.fields["refused"])

@@ -107,17 +107,17 @@ def test_a_refusal_tells_nothing_of_the_owners_files(policy, site_of, caplog):  
     """The command of the witness, the path of the counter and values of site.toml went to the server."""
     site = site_of(LOCAL)
     set_policy(site, **policy)
-    assert site.answer(question(LOCAL)).words == {"refused": CLOSED}
+    assert site.answer(question(LOCAL)).fields == {"refused": CLOSED}
     assert "/secret" in caplog.text
     caplog.clear()
-    assert answer_from(site.folder, question(LOCAL)).words == {"refused": CLOSED}
+    assert answer_from(site.folder, question(LOCAL)).fields == {"refused": CLOSED}
     assert "/secret" in caplog.text
 
 
 def test_a_delta_that_is_no_longer_allowed_is_not_told(site_of):  # noqa: F811
     site = site_of(SAMPLE, delta=0.5, allow_large_delta=True)
     set_policy(site, allow_large_delta=False)
-    assert site.answer(question(SAMPLE)).words == {"refused": CLOSED}
+    assert site.answer(question(SAMPLE)).fields == {"refused": CLOSED}
 
 
 def test_a_looser_policy_changes_no_approval(site_of):  # noqa: F811
@@ -136,7 +136,7 @@ def test_a_key_that_is_no_longer_known_answers_nothing(site_of):  # noqa: F811
     public = signature.make_key(key)
     set_policy(site, known_keys=[public], require_signature=True)
     site = Site(site.folder)
-    drawn = site.draw_up(parse(LOCAL), signature=signature.sign_digest(key, question(LOCAL).words["digest"]))
+    drawn = site.draw_up(parse(LOCAL), signature=signature.sign_digest(key, question(LOCAL).fields["digest"]))
     site.approve(drawn)
     assert "value" in site.answer(question(LOCAL)).arrays
     for policy in ({"known_keys": ["0" * 64]}, {"known_keys": [], "require_signature": False}):

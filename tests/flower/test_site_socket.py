@@ -49,7 +49,7 @@ def said_to(place, content):
         return WireMessage.from_bytes(process._receive(line, 1 << 20, time.monotonic() + 60))
 
 
-PLAIN = json.dumps(question(LOCAL, question="q").words)
+PLAIN = json.dumps(question(LOCAL, question="q").fields)
 BAD = {
     "infinity": PLAIN.replace('"q"', "1e999"),
     "minus infinity": PLAIN.replace('"q"', "-1e999"),
@@ -77,12 +77,12 @@ def test_no_words_end_a_site_are_stored_or_write_lines_into_its_log(text, door, 
     """`"question": 1e999` ended the process; 64 MiB of `run` were stored; `run` and `digest` wrote lines into the log."""
     place, site = door
     assert text != PLAIN
-    refused = said_to(place, words(text)).words["refused"]
+    refused = said_to(place, words(text)).fields["refused"]
     assert refused.isprintable()
     assert all(record.getMessage().isprintable() and len(record.getMessage()) < 1100 for record in caplog.records)
     assert state_of(site).run is None
     assert len(releases_of(site)) == 0
-    assert ask_site(place, HELLO).words["client"] == 2
+    assert ask_site(place, HELLO).fields["client"] == 2
 
 
 def test_only_the_words_above_were_wrong(door):
@@ -95,17 +95,17 @@ def test_only_the_words_above_were_wrong(door):
 def test_a_mistake_of_our_own_is_logged_and_answered(answer, door, monkeypatch, caplog):
     place, site = door
     monkeypatch.setattr(site, "answer", answer)
-    assert said_to(place, HELLO.to_bytes()).words["refused"].endswith("; the site's log says more")
+    assert said_to(place, HELLO.to_bytes()).fields["refused"].endswith("; the site's log says more")
     assert "a message could not be answered" in caplog.text
     monkeypatch.undo()
-    assert ask_site(place, HELLO).words["client"] == 2
+    assert ask_site(place, HELLO).fields["client"] == 2
 
 
 def test_a_dripping_caller_is_left_in_time_and_keeps_nobody_waiting(door, monkeypatch):
     """One byte per 5 s kept a site's only line for 5 s times the bytes of a message: the deadline was per recv."""
     place, _ = door
     with sent(place, struct.pack("!i", 1000)):
-        assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+        assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
     monkeypatch.setattr(process, "PATIENCE_SECONDS", 0.3)
     with sent(place, struct.pack("!i", 1000)) as line:
         end = time.monotonic() + 60
@@ -121,7 +121,7 @@ def test_callers_that_only_hold_the_line_make_room(door, monkeypatch):
     place, _ = door
     silent = [sent(place, struct.pack("!i", 1000)) for _ in range(12)]
     for _ in range(3):
-        assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+        assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
     for line in silent:
         line.close()
 
@@ -130,7 +130,7 @@ def test_callers_together_take_no_more_memory_than_two_messages(site_of, tmp_pat
     site = site_of(LOCAL, largest_bytes=1 << 20)
     place = serve(site, tmp_path / "door")
     lines = [sent(place, struct.pack("!i", 1 << 20) + bytes(900_000)) for _ in range(5)]
-    assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+    assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
     end = time.monotonic() + 30
     while sum(map(is_open, lines)) > 2:
         assert time.monotonic() < end
@@ -171,9 +171,9 @@ def test_others_are_heard_while_an_answer_is_computed(door, monkeypatch):
     asked[0].start()
     assert begun.wait(60)
     asked[1].start()
-    assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+    assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
     stranger = ask_site(place, question(LOCAL, digest="0" * 64), seconds=30)
-    assert "no experiment with this digest" in stranger.words["refused"]
+    assert "no experiment with this digest" in stranger.fields["refused"]
     go_on.set()
     for thread in asked:
         thread.join(60)
@@ -192,7 +192,7 @@ def test_callers_that_hung_up_while_they_waited_make_room(door, monkeypatch):
             sent(place, content).close()
         waiting = [sent(place, content) for _ in range(8)]
         for _ in range(3):
-            assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+            assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
         assert any(map(is_open, waiting))
         for line in waiting:
             line.close()
@@ -250,7 +250,7 @@ def test_a_second_process_does_not_take_the_socket(lock, door, tmp_path):
     if lock != "held":
         (tmp_path / "door.lock").unlink()
     assert refusal(site, place).endswith("another process already answers there; stop it, or choose another path")
-    assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+    assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
 
 
 def test_a_socket_that_a_dead_process_left_is_taken_over(site_of, tmp_path):  # noqa: F811
@@ -258,7 +258,7 @@ def test_a_socket_that_a_dead_process_left_is_taken_over(site_of, tmp_path):  # 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(place))
     serve(site_of(LOCAL), place)
-    assert ask_site(place, HELLO, seconds=30).words["client"] == 2
+    assert ask_site(place, HELLO, seconds=30).fields["client"] == 2
     assert place.stat().st_mode & 0o777 == 0o660
 
 
@@ -282,7 +282,7 @@ def test_a_real_site_outlives_every_caller(site_of, tmp_path):  # noqa: F811
             assert "site 2 answers at" in served.stderr.readline()
             silent = [sent(place, struct.pack("!i", 1000) + b"x") for _ in range(process.MOST_CALLERS + 5)]
             for text in BAD.values():
-                assert said_to(place, words(text)).words["refused"].isprintable()
+                assert said_to(place, words(text)).fields["refused"].isprintable()
             second = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert (second.returncode, second.stderr.count("\n")) == (2, 1)
             assert "another process already answers there" in second.stderr

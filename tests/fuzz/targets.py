@@ -25,14 +25,14 @@ from sightline.ledger.store import chain_hash
 from sightline.resources import read_table
 from sightline.runtimes.remote.clients import ExpectedAnswer, why_misdirected
 from sightline.runtimes.remote.message import (
-    LARGEST_SITE_WORDS,
-    Task,
+    LARGEST_SITE_FIELDS,
+    NodeTask,
     WireMessage,
+    read_fields,
     read_npy,
     read_site_question,
-    read_words,
 )
-from sightline.topology import read_schedule
+from sightline.topology import read_memberships
 from sightline.topology.tree import read_tree
 from tests.serve.serve_asking import asking, site_of
 
@@ -130,23 +130,23 @@ def letter(content: bytes) -> None:
     others = load(content)
     if set(others) != set(found.arrays) or any(others[n].tobytes() != a.tobytes() for n, a in found.arrays.items()):
         raise Bug("safetensors reads other arrays")
-    WireMessage.from_bytes(found.reply(0, found.words, found.arrays).to_bytes())
+    WireMessage.from_bytes(found.reply(0, found.fields, found.arrays).to_bytes())
     asked = WireMessage({"question": "q", "client": 0, "round": 1})
     why_misdirected(found, asked)
     ExpectedAnswer(3).wrong_with(found, simulated=False)
-    Task.read(found, 0)
+    NodeTask.read(found, 0)
 
 
 @target
 def question(content: bytes) -> None:
     """The words of a question to a site: whatever it reads it can send back, on one line."""
     try:
-        words = read_words(content.decode())
+        words = read_fields(content.decode())
     except (ValueError, RecursionError):
         return  # from_bytes and from_record refuse it
     found = read_site_question(WireMessage(words))
-    WireMessage.from_bytes(found.reply(0, {}).to_bytes(), most_words=LARGEST_SITE_WORDS)
-    if not all(isinstance(word, int) or (word.isprintable() and len(word) <= 64) for word in found.words.values()):
+    WireMessage.from_bytes(found.reply(0, {}).to_bytes(), largest_fields=LARGEST_SITE_FIELDS)
+    if not all(isinstance(word, int) or (word.isprintable() and len(word) <= 64) for word in found.fields.values()):
         raise Bug("a word that is long, or not printable")
 
 
@@ -207,7 +207,7 @@ def npz(content: bytes) -> None:
 def places(content: bytes) -> None:
     """Memberships, trees and tables of costs."""
     path = file("x.json", content)
-    for reader in (read_schedule, read_tree, lambda given: read_table({"file": str(given)}, clients=3)):
+    for reader in (read_memberships, read_tree, lambda given: read_table({"file": str(given)}, clients=3)):
         with contextlib.suppress(SightlineError):
             reader(path)
     read_table({"file": str(file("x.csv", content))}, clients=3)
@@ -223,7 +223,7 @@ def site() -> Guard:
 
 @target
 def request(content: bytes) -> None:
-    """A request to the local page, from somebody with the token: path and query, then headers line by line."""
+    """A request to the local page, with the token: path and query, then headers line by line."""
     first, *others = content.decode("latin-1").split("\n")
     headers = dict(line.partition(":")[::2] for line in others)
     if not all("!" <= letter <= "~" for letter in first):

@@ -114,11 +114,11 @@ def test_mixing_alone_brings_all_models_to_their_mean():
     ("topology", "clients", "words"),
     [
         (RING | {"structure": "rign"}, 6, 'did you mean "ring"'),
-        (RING | {"rows": 2}, 6, "topology.rows=2: is for structure"),
-        (RING | {"structure": "grid", "rows": 4}, 6, "divides the 6 nodes evenly"),
+        (RING | {"rows": 2}, 6, "topology.rows=2: only applies to structure"),
+        (RING | {"structure": "grid", "rows": 4}, 6, "must divide the 6 nodes evenly"),
         (RING | {"structure": "random", "probability": 0.0001}, 30, "was connected"),
         ({"kind": "graph"}, 6, "topology.structure=missing"),
-        (RING | {"degree": 2}, 6, "a graph has no such setting"),
+        (RING | {"degree": 2}, 6, 'unknown setting of kind = "graph"'),
     ],
 )
 def test_what_cannot_be_a_graph_is_said_in_one_line(topology, clients, words):

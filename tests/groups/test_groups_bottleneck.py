@@ -25,7 +25,7 @@ from sightline.ledger.group_pairs import Costing, epsilon_matrix
 from sightline.ledger.group_privacy import Bottleneck, tighten_matrix
 from sightline.mechanisms import StateRule
 from sightline.runtimes import Simulator
-from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
+from sightline.topology import STRUCTURES, Era, Memberships, constant_memberships
 from tests.engine.test_resume import Crash
 from tests.oracle.groups_gaussian import exact_divergence, largest_shift
 
@@ -44,7 +44,7 @@ def divergence(ingredients, order):
 def bounds_of(groups, workers, period, epochs, rate=1.0):
     event = Gaussian(SIGMA) if rate == 1 else Poisson(rate, Gaussian(SIGMA))
     return Bottleneck(
-        planned_pairs(GroupPlan(constant_schedule(workers, groups), period, epochs, (event,) * len(groups)))
+        planned_pairs(GroupPlan(constant_memberships(workers, groups), period, epochs, (event,) * len(groups)))
     )
 
 
@@ -163,9 +163,11 @@ def test_thick_overlaps_gain_nothing():
 
 def test_it_is_refused_where_it_is_not_proved():
     with pytest.raises(Refused, match="DP-OGL"):
-        Bottleneck(planned_pairs(GroupPlan(constant_schedule(2, ((0, 1),)), 2, 5, (Gaussian(1.0),), Rhythm.INTERVAL)))
-    changing = Schedule(2, (Era(1, ((0, 1),)), Era(2, ((0,),))))
-    with pytest.raises(Refused, match="do not change"):
+        Bottleneck(
+            planned_pairs(GroupPlan(constant_memberships(2, ((0, 1),)), 2, 5, (Gaussian(1.0),), Rhythm.INTERVAL))
+        )
+    changing = Memberships(2, (Era(1, ((0, 1),)), Era(2, ((0,),))))
+    with pytest.raises(Refused, match="constant memberships only"):
         Bottleneck(planned_pairs(GroupPlan(changing, 2, 5, (Gaussian(1.0),))))
     for wrong in ((0.0, 1.0, 1, 0), (1.0, 0.0, 1, 0), (1.0, 1.0, -1, 0), (1.0, 1.0, 1, 2)):
         with pytest.raises(InvalidInput):
@@ -200,7 +202,7 @@ def remembered(epsilon, epochs):
 
 def test_state_that_outlives_an_epoch_breaks_the_bound():
     """The attack: kept through an interval it claims .0015 where .316 is true, at epsilon 3."""
-    plan = GroupPlan(constant_schedule(3, ((0, 1), (1, 2))), PERIOD, 2 * PERIOD + 1, (Gaussian(2.0),) * 2)
+    plan = GroupPlan(constant_memberships(3, ((0, 1), (1, 2))), PERIOD, 2 * PERIOD + 1, (Gaussian(2.0),) * 2)
     bounds = Bottleneck(planned_pairs(plan))
     direct, bridged = bounds.cut_ingredients(0, 2, frozenset({1}))
     assert (dict(direct), dict(bridged)) == ({}, {Bridged(2.0, 1.0, 1): 1})
@@ -254,16 +256,16 @@ def releases_twice(state, r, settings):
 @pytest.mark.parametrize(
     ("own", "changes", "law"),
     [
-        (keeps_state, {}, "in the middle of an interval: state is kept"),
-        (merges_always, {}, "in the middle of an interval: state is kept"),
-        (releases_twice, {}, "one planned release of an epoch"),
+        (keeps_state, {}, "within an interval, which the bound allows at its start only"),
+        (merges_always, {}, "within an interval, which the bound allows at its start only"),
+        (releases_twice, {}, "one planned release of a group in this epoch"),
         (None, {"privacy.unit": "sample", "privacy.where": "client"}, "clipped updates of clients"),
-        (None, {"privacy.where": "client"}, "one planned release of an epoch"),
-        (None, {"sampling.clients": {"scheme": "full"}}, "one planned release of an epoch"),
+        (None, {"privacy.where": "client"}, "one planned release of a group in this epoch"),
+        (None, {"sampling.clients": {"scheme": "full"}}, "one planned release of a group in this epoch"),
         (
             None,
             {"sampling.clients": {"scheme": "turns", "groups": 2}, "privacy.noise": "correlated"},
-            "one planned release",
+            "planned release of a group",
         ),
     ],
 )

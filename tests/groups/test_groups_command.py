@@ -13,7 +13,7 @@ import sightline
 from sightline.accounting import epsilon
 from sightline.apps.cli.main import run_arguments
 from sightline.events import Gaussian, Poisson
-from sightline.ledger.group_privacy import Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, query_pairs
 
 RING = ["--structure", "ring", "--workers", "20", "--groups", "4", "--period", "5", "--epochs", "21"]
 NOISE = ["--noise", "2", "--rate", "0.7", "--delta", "1e-5"]
@@ -162,7 +162,7 @@ def test_the_file_decides_about_workers_and_groups(groups, membership):
 
 
 def test_epochs_one_shows_only_the_start():
-    answer = answer_question(Question("ring", 1, 2.0, 1e-5, workers=8, count=2))
+    answer = query_pairs(PairQuery("ring", 1, 2.0, 1e-5, workers=8, count=2))
     assert answer.largest == 0.0
     assert answer.releases_max == 0
 

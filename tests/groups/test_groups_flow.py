@@ -10,7 +10,7 @@ from sightline.errors import InvalidInput
 from sightline.events import Gaussian, Poisson
 from sightline.ledger import GroupPlan, Rhythm, Threat, planned_pairs
 from sightline.ledger.group_pairs import Costing, epsilon_matrix, worst_by_class
-from sightline.topology import STRUCTURES, Era, Schedule, constant_schedule
+from sightline.topology import STRUCTURES, Era, Memberships, constant_memberships
 from tests.oracle.groups_paths import closed_form, counts
 
 RHYTHM = {False: Rhythm.EPOCH, True: Rhythm.INTERVAL}
@@ -32,7 +32,7 @@ def schedules(draw):
     some = st.lists(st.sets(st.integers(0, workers - 1)), min_size=count, max_size=count)
     some = some.filter(any).map(lambda groups: tuple(tuple(sorted(group)) for group in groups))
     since = sorted({1} | draw(st.sets(st.integers(2, 5), max_size=2)))
-    return Schedule(workers, tuple(Era(interval, draw(some)) for interval in since))
+    return Memberships(workers, tuple(Era(interval, draw(some)) for interval in since))
 
 
 @given(schedules(), st.integers(1, 4), st.integers(1, 12), st.booleans())
@@ -73,23 +73,23 @@ def test_both_threat_models_speak_of_the_right_pairs(schedule, period, epochs, p
 
 
 def test_example_1_one_group_of_three():
-    found = table(constant_schedule(3, STRUCTURES["global"](3, 1)), 1, 4)[0]
+    found = table(constant_memberships(3, STRUCTURES["global"](3, 1)), 1, 4)[0]
     assert [found[n][i] for n in range(3) for i in range(3) if n != i] == [3] * 6
 
 
 def test_example_2_a_string_of_two_groups():
-    found = table(constant_schedule(3, STRUCTURES["string"](3, 2)), 2, 4)[0]
+    found = table(constant_memberships(3, STRUCTURES["string"](3, 2)), 2, 4)[0]
     assert [[int(found[n][i]) for i in range(3) if i != n] for n in range(3)] == [[3, 2], [5, 5], [2, 3]]
 
 
 def test_example_3_the_same_string_with_dp_ogl_plus():
-    found = table(constant_schedule(3, STRUCTURES["string"](3, 2)), 2, 4, plus=True)[0]
+    found = table(constant_memberships(3, STRUCTURES["string"](3, 2)), 2, 4, plus=True)[0]
     assert (found[0][2], found[2][0]) == (1, 1)
 
 
 def test_the_printed_floor_contradicts_the_papers_own_examples():
     printed = 2 * max(0, (4 - 1) // 2 - 1)
-    assert printed == 0 != table(constant_schedule(3, STRUCTURES["string"](3, 2)), 2, 4)[0][0][2]
+    assert printed == 0 != table(constant_memberships(3, STRUCTURES["string"](3, 2)), 2, 4)[0][0][2]
 
 
 @given(
@@ -100,7 +100,7 @@ def test_the_printed_floor_contradicts_the_papers_own_examples():
 def test_the_corrected_closed_form(structure, groups, more, period, epochs, plus):
     workers = groups * more + (groups > 1)
     shape = STRUCTURES[structure](workers, groups)
-    found = table(constant_schedule(workers, shape), period, epochs, plus=plus)[0]
+    found = table(constant_memberships(workers, shape), period, epochs, plus=plus)[0]
     for n in range(workers):
         for i in range(workers):
             if n != i:
@@ -108,7 +108,7 @@ def test_the_corrected_closed_form(structure, groups, more, period, epochs, plus
 
 
 def test_the_ring_of_the_paper():
-    found = table(constant_schedule(100, STRUCTURES["ring"](100, 4)), 10, 200)[0]
+    found = table(constant_memberships(100, STRUCTURES["ring"](100, 4)), 10, 200)[0]
     assert (found[5][6], found[5][30], found[5][60]) == (199, 190, 180)
     assert (found[25][26], found[25][60], found[25][75]) == (389, 370, 380)
 
@@ -119,7 +119,7 @@ def test_the_ring_of_the_paper():
 )
 def test_the_checked_epsilons_of_figure_4(noise, expected):
     event = Poisson(0.7, Gaussian(noise))
-    pairs = planned_pairs(GroupPlan(constant_schedule(100, STRUCTURES["ring"](100, 4)), 10, 200, (event,) * 4))
+    pairs = planned_pairs(GroupPlan(constant_memberships(100, STRUCTURES["ring"](100, 4)), 10, 200, (event,) * 4))
     by_rdp, releases = epsilon_matrix(pairs, Threat.EVERYONE, Costing(1e-5, Accountant.RDP))
     by_pld, _ = epsilon_matrix(pairs, Threat.EVERYONE, Costing(1e-5))
     for times, value in expected.items():
@@ -129,7 +129,7 @@ def test_the_checked_epsilons_of_figure_4(noise, expected):
 
 
 def test_epsilon_falls_with_the_period_and_the_distance():
-    ring = constant_schedule(40, STRUCTURES["ring"](40, 10))
+    ring = constant_memberships(40, STRUCTURES["ring"](40, 10))
     values = [table(ring, period, 101)[0][1][21] for period in (1, 5, 10, 25)]
     assert values == sorted(values, reverse=True)
     row = table(ring, 10, 101)[0][1]
@@ -137,7 +137,7 @@ def test_epsilon_falls_with_the_period_and_the_distance():
 
 
 def test_groups_may_differ_in_rate_and_noise():
-    schedule = constant_schedule(4, ((0, 1), (1, 2), (2, 3)))
+    schedule = constant_memberships(4, ((0, 1), (1, 2), (2, 3)))
     events = (Poisson(0.5, Gaussian(1.0)), Gaussian(2.0), Gaussian(2.0))
     pairs = planned_pairs(GroupPlan(schedule, 1, 6, events))
     matrix, _ = epsilon_matrix(pairs, Threat.EVERYONE, Costing(1e-5))
@@ -147,7 +147,7 @@ def test_groups_may_differ_in_rate_and_noise():
 
 
 def test_ten_thousand_workers_cost_what_their_classes_cost():
-    schedule = constant_schedule(10_000, STRUCTURES["ring"](10_000, 100))
+    schedule = constant_memberships(10_000, STRUCTURES["ring"](10_000, 100))
     pairs = planned_pairs(GroupPlan(schedule, 10, 1000, (Poisson(0.7, Gaussian(2.0)),) * 100))
     assert len(pairs) == 200
     worst = worst_by_class(pairs, Threat.EVERYONE, Costing(1e-5))[pairs.class_of]
@@ -157,7 +157,7 @@ def test_ten_thousand_workers_cost_what_their_classes_cost():
 
 @pytest.mark.parametrize(
     ("schedule", "period", "epochs", "word"),
-    [(constant_schedule(2, ((0, 1),)), 0, 5, "period"), (constant_schedule(2, ((0, 1),)), 1, 0, "epochs")],
+    [(constant_memberships(2, ((0, 1),)), 0, 5, "period"), (constant_memberships(2, ((0, 1),)), 1, 0, "epochs")],
 )
 def test_bad_plans_are_refused(schedule, period, epochs, word):
     with pytest.raises(InvalidInput, match=word):

@@ -134,12 +134,12 @@ def test_an_absolute_noise_is_charged_for_what_it_is(tmp_path):
 
 
 NOT_CONVEX = [
-    ({"model": {"name": "mlp"}}, "proven convex and smooth"),
+    ({"model": {"name": "mlp"}}, "proven for softmax regression only"),
     ({"local.momentum": 0.5}, "momentum"),
-    ({"local.learning_rate": 30.0}, "steps drive paths apart"),
-    ({"local.weight_decay": 100.0}, "steps drive paths apart"),
-    ({"privacy.unit": "client"}, "single examples"),
-    ({"privacy.where": "server"}, "path of several"),
+    ({"local.learning_rate": 30.0}, "two paths diverge"),
+    ({"local.weight_decay": 100.0}, "two paths diverge"),
+    ({"privacy.unit": "client"}, "bounds the effect of one example"),
+    ({"privacy.where": "server"}, "for several local steps"),
     ({"sampling": {"samples": {"scheme": "balanced", "uses": 2}}}, "independent draws"),
     (AT_CLIENT | {"algorithm": {"name": "scaffold"}}, "public L2 or proximal terms"),
     (AT_CLIENT | {"algorithm": {"name": "feddyn"}}, "public L2 or proximal terms"),

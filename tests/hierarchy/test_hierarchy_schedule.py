@@ -93,7 +93,7 @@ def test_beyond_the_plan_is_refused(treed, tmp_path, controlled):
     with pytest.raises(Refused, match="participation of at most"):
         sightline.run(treed(**{"sampling.clients": {"scheme": "poisson", "rate": 0.6}}), out=tmp_path / "rate")
     controlled("h2fdp", lambda time: LocalSchedule(6, rates={"edge-0": 0.5}), 6)
-    with pytest.raises(Refused, match="no rate that could be lowered"):
+    with pytest.raises(Refused, match="no rate that can be lowered"):
         sightline.run(treed(**{"sampling.clients": {"scheme": "fixed", "rate": 0.6}}), out=tmp_path / "fixed")
 
 
@@ -126,10 +126,10 @@ def test_a_segment_is_refused_to_clients_that_keep_something(treed):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"step_norm": None}, "scaled onto a ball"),
-        ({"learning_rate": None}, "steps of a known length"),
-        ({"step_norm": 30.0}, "reach beyond the norm"),
-        ({"learning_rate": 30.0}, "reach beyond the norm"),
+        ({"step_norm": None}, "the length of every step"),
+        ({"learning_rate": None}, "the length of every step"),
+        ({"step_norm": 30.0}, "reach beyond the clip norm"),
+        ({"learning_rate": 30.0}, "reach beyond the clip norm"),
         ({"steps": 3}, "1 to most_steps=2"),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_cloud_is_trusted_only_with_everything_below_it():
     assert tree.gathering_channels == (tree.top,)
     assert tree.trusted == ("edge-0", "edge-1", "cloud")
     assert "cloud" not in tree.lines
-    with pytest.raises(Refused, match="edge-1 is not trusted and would see clean updates"):
+    with pytest.raises(Refused, match="edge-1 is not trusted and would see updates without noise"):
         built(subnets=2, place="server", trusted=["edge-0"])
 
 
@@ -122,10 +122,10 @@ def test_a_tree_from_a_file(tree_file):
         ({"subnets": True}, "list of their sizes"),
         ({"trusted": 1.5}, "probability"),
         ({"trusted": True}, "probability"),
-        ({"subnets": 2, "trusted": ["edge-7"]}, "no such server"),
-        ({"levels": [2, 3]}, "fewer from level to level"),
+        ({"subnets": 2, "trusted": ["edge-7"]}, "unknown server"),
+        ({"levels": [2, 3]}, "must not have more servers"),
         ({"levels": "two"}, "whole numbers"),
-        ({"levels": [2], "subnets": 3}, "begins with the number of edges"),
+        ({"levels": [2], "subnets": 3}, "must begin with the number of edges"),
         ({"subnet": 3}, 'did you mean "subnets"'),
         ({"file": "nowhere.json"}, "no such file"),
     ],
@@ -139,13 +139,13 @@ def test_bad_settings_are_refused_in_one_line(settings, words):
 @pytest.mark.parametrize(
     ("servers", "words"),
     [
-        ([{"name": "a", "devices": [0, 1]}], "has no edge"),
-        ([{"name": "a", "devices": [0, 1, 2, 3]}, {"name": "b", "devices": [3]}], "one edge only"),
+        ([{"name": "a", "devices": [0, 1]}], "is below no edge server"),
+        ([{"name": "a", "devices": [0, 1, 2, 3]}, {"name": "b", "devices": [3]}], "one edge server only"),
         ([{"name": "a", "devices": [0, 1]}, {"name": "a", "devices": [2, 3]}], "two servers"),
         ([{"name": "a", "devices": [9]}], "numbered 0 to 3"),
         ([{"name": "a"}], "devices or servers"),
-        ([{"name": "cloud", "devices": [0]}], "name of its own"),
-        ([{"name": "client-1", "devices": [0]}], "name of its own"),
+        ([{"name": "cloud", "devices": [0]}], "not a reserved name"),
+        ([{"name": "client-1", "devices": [0]}], "not a reserved name"),
         ([{"name": "a", "device": [0]}], "unknown key"),
         ([{"name": "a", "trusted": 1, "devices": [0]}], "true or false"),
     ],

@@ -1,4 +1,4 @@
-"""`python -m tests.hostile 10000 [SEED]`: so many mutated experiment files, and what became of them."""
+"""`python -m tests.hostile 10000 [SEED]`: try 10,000 mutated experiment files and count what became of them."""
 
 import json
 import resource

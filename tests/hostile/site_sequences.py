@@ -50,19 +50,19 @@ class Killed(BaseException):
 class Question:
     """A message, and whether it has the form of a planned call."""
 
-    words: dict
+    fields: dict
     arrays: dict
     sound: bool = True
 
     @property
     def run(self):
         """Whose run it belongs to."""
-        return self.words["digest"], self.words["run"]
+        return self.fields["digest"], self.fields["run"]
 
     @property
     def place(self):
         """Which call it asks for."""
-        return self.words["round"], self.words["use"]
+        return self.fields["round"], self.fields["use"]
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Attack:
         self.counts: Counter[str] = Counter()
 
     def play(self, steps: int) -> Counter:
-        """So many random steps."""
+        """Take `steps` random steps and return their counts."""
         rules = [self.ask_next] * 6 + [
             self.skip_ahead,
             self.repeat,
@@ -121,7 +121,7 @@ class Attack:
     # questions
 
     def question(self, call, *, digest, run, start=None, **more) -> Question:
-        words = {
+        fields = {
             "digest": digest,
             "run": run,
             "call": call.kind,
@@ -132,7 +132,7 @@ class Attack:
         if start is None:
             scale = self.rng.choice([0.0, 0.1, 1.0, 50.0])
             start = (scale * self.rng.normal(size=DIMENSION)).astype(np.float32)
-        return Question(words | more, {"start": start})
+        return Question(fields | more, {"start": start})
 
     def pick_run(self) -> tuple[str, str]:
         digest = list(self.claims)[self.rng.integers(len(self.claims))]
@@ -140,7 +140,7 @@ class Attack:
 
     def later_calls(self, digest, run):
         progress = self.runs.get((digest, run))
-        return [call for call in self.plans[digest] if progress is None or call.place > progress.last]
+        return [call for call in self.plans[digest] if progress is None or call.position > progress.last]
 
     def next_question(self, skip=0):
         digest, run = self.pick_run()
@@ -165,7 +165,7 @@ class Attack:
         old = self.old_question()
         if old is not None:
             moved = old.arrays["start"] + np.float32(self.rng.choice([1e-6, 1.0]))
-            self.ask(Question(old.words, {"start": moved}))
+            self.ask(Question(old.fields, {"start": moved}))
 
     def out_of_order(self):
         digest, run = self.pick_run()
@@ -175,13 +175,13 @@ class Attack:
     def unknown_digest(self):
         question = self.next_question()
         if question is not None:
-            other = str(self.rng.choice(["0" * 64, "", "../../x", question.words["digest"][:32], "?"]))
-            self.ask(Question(question.words | {"digest": other}, question.arrays, sound=False))
+            other = str(self.rng.choice(["0" * 64, "", "../../x", question.fields["digest"][:32], "?"]))
+            self.ask(Question(question.fields | {"digest": other}, question.arrays, sound=False))
 
     def second_run(self):
         question = self.next_question()
         if question is not None:
-            self.ask(Question(question.words | {"run": "another"}, question.arrays))
+            self.ask(Question(question.fields | {"run": "another"}, question.arrays))
 
     def strange_words(self):
         question = self.next_question()
@@ -195,13 +195,13 @@ class Attack:
                 "plan": {"steps": 9},
                 "experiment": "x = 1",
             }
-            self.ask(Question(question.words | more, question.arrays))
+            self.ask(Question(question.fields | more, question.arrays))
             return
         wrong = [{"round": True}, {"round": "1"}, {"round": 0}, {"round": 99}, {"use": 1}, {"part": 1}, {"use": None},
                  {"round": 1.0}, {"call": "train"}, {"call": "dp_sgd"}, {"call": "gradient_sums"}, {"call": None},
                  {"round": -1}, {"call": ["leaving"]}, {"round": 10**30}]  # fmt: skip
         bent = wrong[self.rng.integers(len(wrong))]
-        self.ask(Question(question.words | bent, question.arrays, sound=False))
+        self.ask(Question(question.fields | bent, question.arrays, sound=False))
 
     def bad_vectors(self):
         question = self.next_question()
@@ -217,7 +217,7 @@ class Attack:
             None,
         ]
         bent = wrong[self.rng.integers(len(wrong))]
-        self.ask(Question(question.words, {} if bent is None else {"start": bent}, sound=False))
+        self.ask(Question(question.fields, {} if bent is None else {"start": bent}, sound=False))
 
     def reopen(self):
         self.worlds.open()
@@ -259,9 +259,9 @@ class Attack:
                 self.check_refusal(question, answers, why="a rolled-back state answered")
         self.worlds.keep_budget(newest)
         single = digest_of(CLAIMS[self.worlds.unit][1])  # of another, a free approval may be used, as was reserved
-        for old in [one for one in self.asked if one.words["digest"] == single][-3:]:
+        for old in [one for one in self.asked if one.fields["digest"] == single][-3:]:
             if old.run in self.runs and old.place in self.runs[old.run].values:
-                moved = Question(old.words, {"start": old.arrays["start"] + np.float32(0.5)})  # asked by no other rule
+                moved = Question(old.fields, {"start": old.arrays["start"] + np.float32(0.5)})  # asked by no other rule
                 answers, _ = self.worlds.each(lambda site, asked=moved: self.answer_or_end(site, asked))
                 self.check_refusal(moved, answers, why="a state that is old but for its budget answered again")
         self.worlds.restore(newest)
@@ -283,7 +283,7 @@ class Attack:
             return False
         progress = self.runs.get(question.run)
         if progress is None:
-            return bool(self.free[question.words["digest"]])
+            return bool(self.free[question.fields["digest"]])
         start = question.arrays["start"].tobytes()
         if question.place > progress.last:
             return True
@@ -291,7 +291,7 @@ class Attack:
         return held and question.place[0] == progress.last[0] and progress.asked[question.place] == start
 
     def begin(self, question) -> Progress:
-        digest = question.words["digest"]
+        digest = question.fields["digest"]
         if question.run not in self.runs:
             self.runs[question.run] = Progress(self.free[digest].pop(0))
         progress = self.runs[question.run]
@@ -310,9 +310,9 @@ class Attack:
             return
         self.counts["answers"] += 1
         self.asked.append(question)
-        self.require(answers[0].words == answers[1].words, f"words differ: {[one.words for one in answers]}")
-        self.require("refused" not in answers[0].words, f"a legal question: {answers[0].words}")
-        self.require(answers[0].words["rejected"] is False, "says what the data did")
+        self.require(answers[0].fields == answers[1].fields, f"words differ: {[one.fields for one in answers]}")
+        self.require("refused" not in answers[0].fields, f"a legal question: {answers[0].fields}")
+        self.require(answers[0].fields["rejected"] is False, "says what the data did")
         progress, values = self.begin(question), [answer.arrays["value"] for answer in answers]
         if question.place in progress.values:
             same = all(a.tobytes() == b.tobytes() for a, b in zip(progress.values[question.place], values, strict=True))
@@ -322,7 +322,7 @@ class Attack:
         self.check_ledger()
 
     def check_values(self, question, progress, values, drawn) -> None:
-        claim = self.claims[question.words["digest"]]
+        claim = self.claims[question.fields["digest"]]
         apart = float(np.linalg.norm(values[0].astype(float) - values[1].astype(float)))
         slack = 1e-5 * claim.distance + SMALL_START * float(np.linalg.norm(question.arrays["start"]))
         self.require(apart <= claim.distance + slack, f"distance {apart:.3g}, claimed {claim.distance:.3g}")
@@ -347,7 +347,7 @@ class Attack:
 
     def check_refusal(self, question, answers, *, why) -> None:
         self.counts["refusals"] += 1
-        texts = [None if answer is None else answer.words.get("refused") for answer in answers]
+        texts = [None if answer is None else answer.fields.get("refused") for answer in answers]
         self.require(
             all(text is not None and not answer.arrays for text, answer in zip(texts, answers, strict=True)), why
         )
@@ -384,7 +384,7 @@ class Attack:
 
     def answer_or_end(self, site, question):
         try:
-            answer = site.answer(WireMessage(question.words, question.arrays))
+            answer = site.answer(WireMessage(question.fields, question.arrays))
         except Killed:
             return None
         except SightlineError as error:

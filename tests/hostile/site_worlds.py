@@ -142,7 +142,7 @@ class Worlds:
     def align(self, id: str) -> None:
         """Let the world without go on as if it had given the other's answers: noise might have made them equal."""
         own, other = self.store(id, 1), self.store(id).read()
-        words = dict(other.words) | {"mark": own.read().words["mark"]}  # heads of marks are random in each world
+        words = dict(other.fields) | {"mark": own.read().fields["mark"]}  # heads of marks are random in each world
         own.path.write_bytes(WireMessage(words, other.arrays).to_bytes())
 
 

@@ -22,7 +22,7 @@ from sightline.engine import checkpoint, new_directory
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources import read_table
-from sightline.topology import read_schedule
+from sightline.topology import read_memberships
 from sightline.topology.tree import read_tree
 from tests.hostile.full import FULL
 from tests.hostile.mutate import corpus, every_value, mutations
@@ -147,7 +147,7 @@ def corpus_file(tmp_path):
 @given(st.one_of(hostile, memberships))
 def test_memberships(tmp_path, plain):
     (tmp_path / "x.json").write_text(json.dumps(plain))
-    one_line_or_fine(read_schedule, tmp_path / "x.json")
+    one_line_or_fine(read_memberships, tmp_path / "x.json")
 
 
 @FUZZ

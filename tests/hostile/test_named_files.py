@@ -12,7 +12,7 @@ from sightline.engine import build_experiment
 from sightline.errors import InvalidInput
 from sightline.ledger import read_export
 from sightline.resources import read_table
-from sightline.topology import read_schedule
+from sightline.topology import read_memberships
 from sightline.topology.tree import read_tree
 
 STRANGE = ["/dev/zero", "/dev/stdin", ".", "", "a\0b", "x" * 5000, [], {}, 7, None, True, "loop"]
@@ -28,7 +28,7 @@ def loop(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", STRANGE, ids=lambda name: repr(name)[:12])
 @pytest.mark.parametrize(
     "reader",
-    [read_schedule, read_tree, read_export, lambda name: read_table({"file": name}, clients=2)],
+    [read_memberships, read_tree, read_export, lambda name: read_table({"file": name}, clients=2)],
     ids=["memberships", "trees", "ledgers", "tables"],
 )
 def test_what_is_no_file_is_one_line(loop, reader, name):
@@ -41,7 +41,7 @@ def test_a_file_without_end_is_not_read(tmp_path):
     path = tmp_path / "x.json"
     path.touch()
     os.truncate(path, 2**40)  # takes no room on the disk
-    for reader in (read_schedule, read_tree, read_export):
+    for reader in (read_memberships, read_tree, read_export):
         with pytest.raises(InvalidInput):
             reader(path)
 

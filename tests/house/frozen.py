@@ -1,4 +1,4 @@
-"""What a clean-up must not change: the bits of every example, the names users type, the names that are hashed or stored.
+"""Record what a clean-up must not change: the bits of every example and all names that users type or that are hashed or stored.
 
     python -m tests.house.frozen            compare with tests/golden/frozen.json; runs every example (minutes)
     python -m tests.house.frozen --write    record the names and this machine's digests
@@ -47,7 +47,7 @@ SHORT = 2
 
 
 def describe_machine() -> str:
-    """Return the facts that decide about bits: processor, instructions, versions of torch and numpy, OpenBLAS kernels."""
+    """Return the facts that determine the bits: processor, instructions, versions of torch and numpy, OpenBLAS kernels."""
     name, _ = machine.read_processor()
     capability = torch.backends.cpu.get_cpu_capability()
     # Processors of one name and instruction set may still get other kernels, which round other last bits of the noise.
@@ -126,7 +126,7 @@ def _commands(group: click.Group, prefix: str = "") -> Iterator[str]:
 
 
 def read_golden() -> dict[str, Any]:
-    """Return what is recorded."""
+    """Return the recorded names and digests."""
     return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.is_file() else {"names": {}, "digests": {}}
 
 

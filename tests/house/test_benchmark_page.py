@@ -1,4 +1,4 @@
-"""The page of the benchmarks: every row has its own goal, and the table comes from what was kept."""
+"""Every row of the benchmark page has its own goal, and its table comes from the stored results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own promises: with --json there is nothing but JSON lines on stdout."""
+"""With --json the benchmarks print only JSON lines on stdout."""
 
 import json
 import sys

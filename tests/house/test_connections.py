@@ -1,4 +1,4 @@
-"""Who opens a database closes it: one that is left to the garbage collector turns its test red, on every Python."""
+"""A database that is left to the garbage collector fails its test, on every Python."""
 
 import gc
 import sqlite3
@@ -15,7 +15,7 @@ from tests.report.report_runs import quickstart, release
 
 
 def left_behind(monkeypatch, use):
-    """What is told of connections that nobody closed."""
+    """Return what is reported about connections that were not closed."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(f"{type(found.exc_value).__name__}"))
     gc.freeze()  # what other tests left in memory is not looked through

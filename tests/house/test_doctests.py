@@ -1,4 +1,4 @@
-"""The examples in the docstrings are run."""
+"""Run the examples in the docstrings."""
 
 import doctest
 import pkgutil

@@ -1,4 +1,4 @@
-"""The make commands: an interpreter that is too old is told in one line, one that is named has its own environment; what
+"""The make commands: an interpreter that is too old gives one line, a named one has its own environment; what
 is installed is pinned by hash."""
 
 import importlib.metadata
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @pytest.fixture
 def clone(tmp_path):
-    """The files that make looks at, in a path with a space."""
+    """Copy the files that make reads to a path with a space."""
     folder = tmp_path / "a clone"
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", *(path.name for path in ROOT.glob("constraints*.txt"))):
@@ -37,7 +37,7 @@ def call_make(clone, *arguments, path=""):
 
 
 def write_interpreter(folder, name, version):
-    """A program that answers like a Python of that version and can do nothing else."""
+    """Write a program that only answers like a Python of that version."""
     program = folder / name
     program.write_text(f"#!/bin/sh\ncase $1 in -c) echo {version} ;; *) exit 1 ;; esac\n")
     program.chmod(0o755)
@@ -87,7 +87,7 @@ CUDA = ("nvidia-", "cuda-", "triton")
 
 
 def pinned_versions(*names):
-    """Package -> version and hashes, of files with nothing in them but pinned packages, their hashes and comments."""
+    """Return package -> version and hashes, of files that hold only pinned packages, their hashes and comments."""
     found = {}
     for name in names:
         for line in (ROOT / name).read_text().replace("\\\n", " ").splitlines():
@@ -100,12 +100,12 @@ def pinned_versions(*names):
 
 @for_every(PINNED)
 def test_every_package_is_pinned_by_version_and_hash(name):
-    """The constraints files had versions only: an index could serve other files for them. None names a host or a path."""
+    """With versions only, an index could serve other files. No constraints file names a host or a path."""
     assert pinned_versions(name)
 
 
 def test_make_installs_by_hash():
-    """All that `make` installs but the peers of the benchmarks and the wheel's own dependencies, which that test is about."""
+    """Except the peers of the benchmarks, and the wheel's own dependencies, which their test installs on purpose."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     assert "--require-hashes --no-deps" in re.search(r"^HASHED := (.*)$", text, re.MULTILINE)[1]
     for line in re.findall(r"pip install ([^&\n]*)", text):
@@ -117,7 +117,7 @@ def test_make_installs_by_hash():
 
 
 def missing_of(requirements, versions):
-    """The requirements, with theirs, that the versions do not meet."""
+    """Return the direct and indirect requirements that the versions do not meet."""
     open_, seen, missing = [(Requirement(one), "") for one in requirements], set(), []
     while open_:
         one, extra = open_.pop()

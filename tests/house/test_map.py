@@ -1,4 +1,4 @@
-"""The map lists every module by its first line, and its core is what it says."""
+"""The map lists every module by its first line, and its core exists as listed."""
 
 from tests.house.write_map import MAP, first_lines, with_modules
 

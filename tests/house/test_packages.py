@@ -1,4 +1,4 @@
-"""The house keeps its own rules: who imports whom, who may use torch, that everything public says what it does."""
+"""The rules of the source: which package imports which, which may use torch, and that everything public has a docstring."""
 
 import ast
 import inspect
@@ -34,7 +34,7 @@ def nodes(path):
 
 
 def imports(path):
-    """Yield (module, what) of every import statement, also the ones inside functions."""
+    """Yield (module, what) of every import statement, including those inside functions."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((name.name, "") for name in node.names)

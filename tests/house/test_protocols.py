@@ -1,4 +1,4 @@
-"""Mechanisms and samplers say themselves what others must know: nobody else asks for their class."""
+"""Mechanisms and samplers state what other code must know; no other package tests for their class."""
 
 import ast
 import importlib
@@ -27,7 +27,7 @@ CLOSED = {kind.__name__ for kind in mechanism_classes() | sampler_classes()}
 
 
 def asked_classes(source):
-    """The names of closed classes that a module compares something with, also by way of a constant or another name."""
+    """Return the closed classes that a module tests for, directly or through a constant or another name."""
     tree = ast.parse(source)
     meant = {}
     for node in ast.walk(tree):
@@ -47,7 +47,7 @@ def asked_classes(source):
 
 
 def names_in(node):
-    """Every name in an expression, also the last word of a dotted one."""
+    """Yield every name in an expression, including the last part of a dotted one."""
     words = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return words | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 

@@ -1,4 +1,4 @@
-"""What `sightline` shows: its public names, all of them there, nothing else."""
+"""`sightline` exports exactly its public names."""
 
 import sightline
 

@@ -1,4 +1,4 @@
-"""The scoreboard: its files are valid, its page is what the kept results say, and what is done is not done again."""
+"""The scoreboard: its files are valid, its page follows from the stored results, and finished jobs are not repeated."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_the_picture_shows_every_row_that_was_run():
 
 
 def test_numbers_of_the_readme_are_those_of_the_page():
-    """They are rounded to the nearest tenth; accuracies are no promises."""
+    """Accuracies are rounded to the nearest tenth; they are not bounds."""
     text = (PAGE.parents[1] / "README.md").read_text()
     for row, name in zip(LINEAR, ("MNIST", "Fashion-MNIST", "CIFAR-10"), strict=True):
         mean = 100 * np.mean([line["test_accuracy"] for line in find_lines(row, read_results())])
@@ -133,7 +133,7 @@ def test_one_failure_does_not_keep_others_from_being_run(tmp_path, monkeypatch):
 
 
 def test_what_processes_do_can_be_imported_there():
-    """A process that is started anew does not load the module that was called with -m, and would wait for ever."""
+    """A spawned process does not load the module that was called with -m, and would wait for ever."""
     assert command.attempt_job.__module__ == runs.__name__
 
 
@@ -194,7 +194,7 @@ def test_networks_are_those_of_the_paper(build, shape, parameters):
 
 
 def write_patients(folder, rng):
-    """Four files of the shape of the real ones: 14 columns, some of them not measured."""
+    """Write four files shaped like the real ones: 14 columns, with some missing values."""
     (folder / "heart_disease").mkdir()
     for name in heart.HOSPITALS:
         lines = []

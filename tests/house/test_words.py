@@ -1,4 +1,4 @@
-"""The README and the docs are run, not only read; and they speak the words of the field."""
+"""The blocks of the README run, links lead somewhere, and code and docs use the words of the field."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import program, shell
+from tests.house.size import find_riddles
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -17,7 +18,7 @@ def blocks(kind, path=ROOT / "README.md"):
 
 @pytest.fixture
 def playground(tmp_path):
-    """A folder that looks like a clone."""
+    """Return a folder that looks like a clone."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
@@ -77,7 +78,7 @@ PAGES = [ROOT / "README.md", *(p for p in SPOKEN if p.suffix in SPEAKING)]
 
 
 def retired_words(text):
-    """(line, word) of all that may not be there."""
+    """Return (line, word) of every retired word."""
     for stored in STORED:
         text = text.replace(stored, "")
     return [(number, found[0]) for number, line in enumerate(text.splitlines(), 1) for found in RETIRED.finditer(line)]
@@ -86,6 +87,10 @@ def retired_words(text):
 def test_private_words_have_given_way_to_those_of_the_field():
     spoken = {path.relative_to(ROOT): retired_words(path.read_text(encoding="utf-8")) for path in PAGES}
     assert {str(path): words for path, words in spoken.items() if words} == {}
+
+
+def test_no_riddle_word_is_left():
+    assert find_riddles() == []
 
 
 @pytest.mark.parametrize("sentence", ["Hidden coins.", "An exhibit", "nine in ten clients", "handed over in the clear"])

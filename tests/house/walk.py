@@ -1,4 +1,4 @@
-"""One round as data walks it: the files it passes through, and its calls against the order of packages.
+"""Trace one round: the files it passes through, and its calls against the order of packages.
 
     python -m tests.house.walk examples/quickstart.toml [examples/hierarchy.toml ...]
 
@@ -26,7 +26,7 @@ ROUND = 2
 
 
 def find_contracts() -> dict[str, set[str]]:
-    """Package -> the names of methods and attributes in its protocols."""
+    """Return package -> the names of methods and attributes in its protocols."""
     found: dict[str, set[str]] = {}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -39,18 +39,18 @@ def find_contracts() -> dict[str, set[str]]:
 
 @dataclass
 class Walk:
-    """What was seen of one round."""
+    """The files and calls of one round."""
 
     files: set[str] = field(default_factory=set)
     depth: int = 0
-    """The most functions of the package that were inside one another."""
+    """The deepest nesting of the package's functions."""
     by_contract: Counter[str] = field(default_factory=Counter)
     against: Counter[str] = field(default_factory=Counter)
     _names: dict[str, Path | None] = field(default_factory=dict)
     _contracts: dict[str, set[str]] = field(default_factory=find_contracts)
 
     def look(self, frame: FrameType, event: str, _: Any) -> None:
-        """One event of the interpreter."""
+        """Record one event of the interpreter."""
         here = self._file_of(frame)
         if event != "call" or here is None or frame.f_code.co_name.startswith("<"):
             return
@@ -92,7 +92,7 @@ class Walk:
 
 
 def walk_round(experiment: Path, number: int = ROUND) -> Walk:
-    """Run an experiment and look at one of its rounds."""
+    """Run an experiment and trace one of its rounds."""
     walk, whole = Walk(), TrainingLoop._run_round
 
     def watched(self: TrainingLoop, state: Any, at: int) -> Any:

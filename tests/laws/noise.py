@@ -49,6 +49,7 @@ from sightline.mechanisms import (
     SampleAtServer,
     SegmentSums,
     Updates,
+    trim_sources,
 )
 from sightline.mechanisms.contract import UniformMechanism
 from sightline.mechanisms.convex_solver import to_unit, unit_examples
@@ -313,7 +314,7 @@ def noted_run(setting: BuiltExperiment, rounds: int, seed: int = 7) -> Noted:
     for time in range(1, rounds + 1):
         r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        state = trim_sources(after, ledger)
         memories = r.memories
     return Noted(setting, ledger, calls, worker)
 
@@ -534,7 +535,7 @@ def dense_strategy(run: Noted) -> np.ndarray:
 
 @cache
 def largest_shift(column: tuple[float, ...], apart: int) -> float:
-    """How far a subject moves C x at most: the longest sum of columns at least so many apart, by trying all of them."""
+    """Return how far a subject moves C x at most: the longest sum of columns at least `apart` apart, by brute force."""
     steps, longest = len(column), 0.0
     matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
     for chosen in range(1, 1 << steps):

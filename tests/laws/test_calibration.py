@@ -63,4 +63,4 @@ def test_nobody_costs_more_than_the_target_against_anybody(name):
             worst[subject] = max(worst[subject], epsilon_of(tuple(sorted(found.items()))))
     assert len(worst) == len(setting.clients)
     assert max(worst.values()) <= TARGET * (1 + 1e-9)
-    assert max(worst.values()) > 0.98 * TARGET  # and no noise is wasted on whoever needs most
+    assert max(worst.values()) > 0.98 * TARGET  # and the pair that needs most noise gets no more than it needs

@@ -22,7 +22,7 @@ DRAWS = 20_000
 
 
 def one_line(reason):
-    """`name=value: law; way out`, on one line."""
+    """`name=value: reason; way out`, on one line."""
     assert "\n" not in reason
     assert "=" in reason.split(":")[0]
     return reason

@@ -18,7 +18,7 @@ from sightline.engine.execution import AbsentClients, LiveExecution
 from sightline.engine.round import TrainingRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat, Segment
 from sightline.ledger import Ledger, export_ledger
-from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
+from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues, trim_sources
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
 from sightline.training.dp_sgd_settings import AHEAD, gaussian_steps
@@ -58,7 +58,7 @@ SCHEMES = {
     "check_ins": {"rate": 0.5, "epochs": ROUNDS // EPOCH},
 }
 USES = {"balanced": {2}, "check_ins": {0, 1}}
-"""Scheme -> how often somebody may be used in an epoch of four rounds."""
+"""Scheme -> how often a client may be used in an epoch of four rounds."""
 WAYS = [(place, scheme) for place in PLACES for scheme in SCHEMES if place != "clusters" or scheme not in USES]
 """Where members come and go, schedules are refused."""
 
@@ -265,7 +265,7 @@ def test_a_channel_claims_its_own_rate_and_no_smaller_one_that_was_chosen():
 
 
 class Chosen(LiveExecution):
-    """An execution whose cohorts are given and whose released values are the same whoever is in them."""
+    """An execution whose cohorts are given and whose released values do not depend on who is in them."""
 
     def __init__(self, sizes, dimension, some=None):
         super().__init__(AbsentClients(sizes, dimension=dimension), Streams.from_seed(0))
@@ -306,7 +306,7 @@ def public_of(setting, some):
         setting = setting.as_found(state)
         r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        state = trim_sources(after, ledger)
         memories = r.memories
         counts.append(dict(r.counts))
     values = {name: (value.value.tolist(), sorted(value.sources)) for name, value in state.items()}
@@ -314,7 +314,7 @@ def public_of(setting, some):
 
 
 def test_who_draws_a_cohort_is_said_to_know_it():
-    """Against whoever drew it nothing is hidden, also where that party is trusted and may join with others."""
+    """A cohort is not hidden from the party that drew it, even if that party is trusted and may collude."""
     told = {}
     for name in algorithms.REGISTRY:
         for c in hiding(name):
@@ -327,7 +327,7 @@ def test_who_draws_a_cohort_is_said_to_know_it():
 
 @pytest.mark.parametrize("name", algorithms.REGISTRY)
 def test_a_hidden_cohort_is_seen_by_nobody_but_through_what_is_released(name):
-    """Whoever was drawn: with the same released values all else that is public is the same, to the last bit."""
+    """For every cohort: with the same released values, all else that is public is the same, to the last bit."""
     found = list(hiding(name))
     assert bool(found) == (name not in HIDES_NOTHING)
     for c in found:

@@ -48,7 +48,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_who_has_no_name_is_refused(question, registered):
     ledger, ask = told(registered=registered), QUESTIONS[question]
-    with pytest.raises(InvalidInput, match=r'^observer=publik: no participant has that name; did you mean "public"\?$'):
+    with pytest.raises(InvalidInput, match=r'^observer=publik: no participant has this name; did you mean "public"\?$'):
         ask(ledger, "client-3", "publik")
     with pytest.raises(InvalidInput, match=r'^subject=cleint-3: no participant .* did you mean "client-3"\?$'):
         ask(ledger, "cleint-3", "public")
@@ -105,12 +105,12 @@ def test_coalitions_are_read(written):
 
 @pytest.mark.parametrize("written", ["client-7,publik", {"client-7", "publik"}, "client-90..100, public", ",", ", ,"])
 def test_a_coalition_of_known_and_unknown_is_refused(written):
-    with pytest.raises(InvalidInput, match=r"^observer=(publik|client-100|nobody): "):
+    with pytest.raises(InvalidInput, match=r"^observer=(publik|client-100|missing): "):
         told().epsilon("client-3", written, DELTA)
 
 
 def test_subjects_are_asked_for_one_by_one():
-    with pytest.raises(InvalidInput, match=r"^subject=client-3,client-4: one participant at a time"):
+    with pytest.raises(InvalidInput, match=r"^subject=client-3,client-4: epsilon is computed for one subject"):
         told().epsilon("client-3,client-4", "public", DELTA)
 
 

@@ -77,7 +77,7 @@ def grow(ledger, rounds):
 
 
 def left_by(ledger, rounds):
-    """Bytes that so many rounds leave in memory, after as many that are not counted."""
+    """Return the bytes that `rounds` rounds leave in memory, after as many that are not counted."""
     grow(ledger, rounds)
     gc.collect()
     tracemalloc.start()

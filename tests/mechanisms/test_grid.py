@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sightline.events import Adjacency
-from sightline.mechanisms import clip_and_noise as sampler
-from sightline.mechanisms.clip_and_noise import UNITS, GridSum, on_grid, rounded_gaussian, sum_and_noise
+from sightline.mechanisms import integer_noise as sampler
+from sightline.mechanisms.clip_and_noise import UNITS, GridSum, on_grid, sum_and_noise
+from sightline.mechanisms.integer_noise import rounded_gaussian
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sightline.mechanisms.clip_and_noise import rounded_gaussian
+from sightline.mechanisms.integer_noise import rounded_gaussian
 from sightline.randomness import KeystreamBits, KeystreamGenerator, Purpose, Streams
 from sightline.training.dp_sgd_settings import draw_gaussian
 

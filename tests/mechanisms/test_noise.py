@@ -66,5 +66,5 @@ def test_a_root_that_is_not_of_256_bits_is_refused(size, tmp_path):
     """Two sites with an empty noise-root.secret drew the same noise, bit for bit: it could be computed."""
     Streams.from_operating_system(tmp_path / "one")
     (tmp_path / "one").write_bytes(bytes(size))
-    with pytest.raises(InvalidInput, match=f"holds {size} bytes and a noise root has 32"):
+    with pytest.raises(InvalidInput, match=f"has {size} bytes instead of 32"):
         Streams.from_operating_system(tmp_path / "one")

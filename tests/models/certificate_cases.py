@@ -477,7 +477,7 @@ attack("gradient-of", "a gradient taken inside forward",
 
 @torch.library.custom_op("certificate_cases::centre", mutates_args=())
 def centre(x: Tensor) -> Tensor:
-    """An operation of somebody's own, in which anything may happen."""
+    """A user's operation, in which anything may happen."""
     return x - x.mean(0)
 
 

@@ -427,7 +427,7 @@ class Drawer:
         return ",".join(words) + "->" + right, refs
 
     def to_rank(self, rank: int) -> Ref:
-        """A value with so many axes."""
+        """Return a value with `rank` axes."""
         ref = self.tensor()
         while len(self.shape(ref)) < rank:
             added = self.program.add(aten.unsqueeze.default, ref, self.dice.randrange(-1, 2))
@@ -722,7 +722,7 @@ SKIPPED = UNWRITTEN | {name for name in RULES if name.endswith(".vec")}
 
 
 def random_program(seed: int, length: int, names: list[str]) -> Drawer:
-    """A program of so many tries; what torch cannot call or the rules refuse is left out."""
+    """Draw a program in `length` tries; leave out what torch cannot call or the rules refuse."""
     drawer = Drawer(seed)
     for _ in range(length):
         with suppress(Unfit, IndexError, ValueError):  # no such axis, nothing to draw from

@@ -63,7 +63,7 @@ def other_rows_stay(certificate: Certificate, module: nn.Module, kind: str, trai
     found = []
     for x in (first, torch.cat([first[:2], rows_of(kind, seed=1)[2:]])):
         torch.manual_seed(0)
-        output = certificate.run_graph(tensors, x, training=training)
+        output = (certificate if training else certificate.evaluation).run(tensors, x)
         rows = [torch.autograd.grad(one.square().sum(), wanted, retain_graph=True, allow_unused=True) for one in output]
         found.append((output.detach(), rows))
     (before, old), (after, new) = found
@@ -113,7 +113,7 @@ def test_training_draws_dropout_and_evaluation_does_not():
     for seed in (0, 1):
         for training in (True, False):
             torch.manual_seed(seed)
-            drawn.append(found.run_graph(tensors, x, training=training))
+            drawn.append((found if training else found.evaluation).run(tensors, x))
     assert not torch.equal(drawn[0], drawn[2])
     assert torch.equal(drawn[1], drawn[3])
     torch.testing.assert_close(drawn[1], module.eval()(x))

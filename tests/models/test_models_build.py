@@ -185,7 +185,7 @@ def test_own_factory():
 @pytest.mark.usefixtures("own_module")
 @pytest.mark.parametrize(
     ("attribute", "words"),
-    [("Owm", 'did you mean "Own"'), ("seven", "gave a int"), ("number", "not callable"), ("wrong_shape", "(batch, 3)"),
+    [("Owm", 'did you mean "Own"'), ("seven", "returned a int"), ("number", "not callable"), ("wrong_shape", "(batch, 3)"),
      ("breaks", "ZeroDivisionError"), ("empty", "no parameters"), ("double", "float64"),
      ("lazy", "has no shape yet")],
 )  # fmt: skip

@@ -150,7 +150,8 @@ def test_frozen_tensors_come_from_the_file_that_training_starts_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("all_frozen", "all parameters are frozen"), ("restless", "makes another 'now' every time")]
+    ("name", "words"),
+    [("all_frozen", "all parameters are frozen"), ("restless", "creates a different 'now' on every call")],
 )
 def test_what_cannot_be_trained_or_kept_is_one_line(name, words):
     with pytest.raises(InvalidInput) as error:

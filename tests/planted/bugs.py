@@ -56,7 +56,7 @@ BUGS: dict[str, Bug] = {
         f"{CORRELATED}::test_streams_share_no_noise",
     ),
     "anybody-is-asked": bug(
-        "whoever is asked out of turn is in a release that does not speak of it",
+        "a client asked out of turn is in a release whose event does not count it",
         "TrainingRound._release_context",
         "self._check_turns(updates, channel)",
         "",
@@ -329,7 +329,7 @@ MECHANISMS["quiet", "client", "client"] = lambda experiment, sizes, classes: Qui
         f"{NOISE}::test_one_standard_normal_number_moves_a_value_by_exactly_the_claimed_deviation",
     ),
     "replace-not-doubled": bug(
-        "replacing somebody is taken to move a sum no further than leaving it out",
+        "replacing a client is taken to move a sum no further than leaving it out",
         "sum_sensitivity",
         "2 * clip_norm if adjacency is Adjacency.REPLACE else clip_norm",
         "clip_norm",
@@ -519,9 +519,9 @@ if call.name in UNWRITTEN:
     ),
     "momentum-of-the-client-before": bug(
         "a client begins with the momentum of the one before it",
-        "dp_sgd.private_loop",
-        "Descent.begin(work, terms, worker.weights, client)",
-        "Descent.begin(work, terms, worker.weights, client) if row == 0 else descent",
+        "local_training.train_privately_in_turn",
+        "Descent.begin(run.work, run.terms, worker.weights, client)",
+        "Descent.begin(run.work, run.terms, worker.weights, client) if row == 0 else descent",
         "tests/training/test_training_equals_oracle.py::test_dp_sgd",
     ),
     "kept-by-everybody": bug(
@@ -609,7 +609,7 @@ self.steps.charge()
         f"{LOOP}::test_a_step_is_on_disk_before_its_noise_exists",
     ),
     "loop-collates-together": bug(
-        "a collation of somebody's own sees all examples of a batch",
+        "a user's collate function sees all examples of a batch",
         "_Batches.__getitem__",
         "[self.collate([self.dataset[int(number)]]) for number in numbers]",
         "[self.collate([self.dataset[int(number)] for number in numbers])] if len(numbers) else []",
@@ -651,7 +651,7 @@ self.steps.charge()
         f"{MORE}::test_a_damaged_last_checkpoint_does_not_go_back_a_round",
     ),
     "own-loss-on-the-batch": bug(
-        "a loss of somebody's own that keeps what it has seen passes",
+        "a user's loss that keeps what it has seen passes",
         "LossWorker.watched",
         "before.find_change(self.held)",
         "None",
@@ -745,14 +745,14 @@ self.steps.charge()
     ),
     # what others bring
     "plugin-unchecked": bug(
-        "somebody else's mechanism is used before its laws are asked",
+        "a plugin's mechanism is used before its laws are checked",
         "build_experiment",
         "check_first_mechanism(experiment, federation.classes)",
         "",
         "tests/plugins/test_plugin_laws.py::test_a_mechanism_that_breaks_a_law_is_refused_before_its_first_use",
     ),
     "plugin-forgets-releases": bug(
-        "somebody else's algorithm may forget what its values were made of",
+        "a plugin's algorithm may forget what its values were made of",
         "calibrate_noise",
         "check_first_algorithm(built, lambda: follow_plan(built, rounds=ROUNDS))",
         "",
@@ -848,7 +848,7 @@ if isinstance(cohort, SealedCohort):
     ),
     "owner-outside-its-audience": bug(
         "a party that gathers need not be in its own audience",
-        "_broken_laws",
+        "_find_problems",
         "channel.name not in channel.audience",
         "channel.name in channel.members",
         "tests/plugins/test_plugin_laws.py::test_whoever_gathers_is_not_charged_nothing",
@@ -915,7 +915,7 @@ if isinstance(cohort, SealedCohort):
         "GraphWorker.add_clipped",
         """
 if broken is not None:
-    one.blank(broken)
+    gradient.blank(broken)
 """,
         "",
         f"{GRAPH}::test_hostile_values_leave_the_others_alone",

@@ -1,4 +1,4 @@
-"""The example plugin on the path, as if somebody had installed it, or not."""
+"""The example plugin on the path, as if it were installed, or not."""
 
 from pathlib import Path
 

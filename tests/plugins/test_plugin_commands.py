@@ -53,7 +53,7 @@ def test_a_run_with_names_from_elsewhere_by_the_command(example, tmp_path, capsy
         ("algorithm.name=sightline_example.fedema:ALGORITM", "has no 'ALGORITM'; did you mean \"ALGORITHM\"?"),
         (
             "privacy.mechanism=sightline_example.fedema:ALGORITHM",
-            "is a Algorithm, and a mechanism is a `MechanismPlugin`",
+            "is a Algorithm, but a mechanism must be a `MechanismPlugin`",
         ),
     ],
 )

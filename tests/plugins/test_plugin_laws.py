@@ -241,30 +241,30 @@ class Misplaced(LocalMean):
 
 
 LIES = {
-    Unclipped: "noise as claimed",
-    ClippedInTwo: "noise as claimed",
-    TooQuiet: "noise as claimed",
-    OfNoStream: "noise as claimed",
-    Uniform: "noise as claimed",
-    Boasts: "noise as claimed",
-    OfTheMachine: "same streams, same bits",
-    HalfOfIt: "every release has noise of its own",
-    OneNoiseForAll: "every release has noise of its own",
-    KnowsData: "noise knows no data",
-    Curious: "claims before values",
-    ForOne: "who is in a release is its subject",
-    Secret: "who sees a value is its audience",
-    Quiet: "what is handed over is in the ledger",
-    Rootless: "a claim says where a value comes from",
-    Stingy: "nobody gets less noise than it needs",
-    Miscalibrated: "an event scales with the noise",
-    OfTheDrawn: "noise does not tell who was drawn",
-    Tells: "claims do not tell who was drawn",
-    Poisoned: "an update that is not finite counts as none",
-    Peeks: "post-processing is made of what was sent",
-    Forgets: "post-processing names what it is made of",
-    HidesMessages: "claims do not tell who was drawn",
-    Misplaced: "who adds the noise claims it",
+    Unclipped: "the noise matches the claim",
+    ClippedInTwo: "the noise matches the claim",
+    TooQuiet: "the noise matches the claim",
+    OfNoStream: "the noise matches the claim",
+    Uniform: "the noise matches the claim",
+    Boasts: "the noise matches the claim",
+    OfTheMachine: "the same random streams give the same result",
+    HalfOfIt: "every release has independent noise",
+    OneNoiseForAll: "every release has independent noise",
+    KnowsData: "the noise does not depend on the data",
+    Curious: "claims are made before updates are computed",
+    ForOne: "every client that affects a release is among its subjects",
+    Secret: "every party that sees a value is in its audience",
+    Quiet: "every hand-over to a trusted party is claimed",
+    Rootless: "a claim names the unit, the adjacency and the inputs of its value",
+    Stingy: "every client gets the noise that it needs",
+    Miscalibrated: "the claimed event scales with the calibrated noise",
+    OfTheDrawn: "the noise does not depend on the drawn cohort",
+    Tells: "claims do not depend on the drawn cohort",
+    Poisoned: "an update that is not finite counts as zero",
+    Peeks: "post-processing uses only what members sent",
+    Forgets: "post-processing lists its inputs",
+    HidesMessages: "claims do not depend on the drawn cohort",
+    Misplaced: "the party that adds the noise claims it",
 }
 
 
@@ -314,14 +314,14 @@ class Counted(CentralMean):
 
 
 COUNTS = {
-    "none": "noise as claimed",
-    "less": "noise as claimed",
-    "later": "noise as claimed",
-    "knows": "noise knows no data",
-    "shares": "every release has noise of its own",
+    "none": "the noise matches the claim",
+    "less": "the noise matches the claim",
+    "later": "the noise matches the claim",
+    "knows": "the noise does not depend on the data",
+    "shares": "every release has independent noise",
     "follows": "claims do not follow released values",
-    "unnamed": "numbers are as named",
-    "passes": "an update that is not finite counts as none",
+    "unnamed": "a release returns exactly the numbers that the mechanism names",
+    "passes": "an update that is not finite counts as zero",
 }
 
 
@@ -364,7 +364,7 @@ def test_noise_that_is_not_gaussian_is_drawn():
 
 
 def test_less_noise_that_is_not_gaussian_is_seen_by_drawing():
-    with pytest.raises(BrokenLaw, match=r"noise as claimed.*drawing it shows more"):
+    with pytest.raises(BrokenLaw, match=r"the noise matches the claim.*samples show more"):
         check(Laplace(CLIP, 1.0, truth=0.25))
 
 
@@ -390,14 +390,14 @@ class Drawn(PoissonCohorts):
 
 
 SAMPLED = {
-    "some more often": "nobody is drawn more often than claimed",
-    "all more often": "nobody is drawn more often than claimed",
+    "some more often": "no member is drawn more often than claimed",
+    "all more often": "no member is drawn more often than claimed",
     "of fixed size": "members are drawn independently",
     "in pairs": "members are drawn independently",
     "in turns": "members are drawn independently",
     "for two rounds": "rounds are drawn independently",
-    "by the round alone": "cohorts are drawn by the streams",
-    "by the machine": "same streams, same bits",
+    "by the round alone": "cohorts are drawn with the random streams",
+    "by the machine": "the same random streams give the same result",
 }
 
 
@@ -410,8 +410,8 @@ def test_every_lie_of_a_sampler_is_seen_and_its_law_is_named(how):
 @pytest.mark.parametrize(
     ("sampler", "law"),
     [
-        (Drawn(10, 0.2, "all more often"), "Poisson sampling is claimed for add/remove only"),
-        (FixedCohorts(20, 5, Adjacency.REPLACE), "what is claimed can be checked"),
+        (Drawn(10, 0.2, "all more often"), "Poisson sampling is claimed under add/remove adjacency only"),
+        (FixedCohorts(20, 5, Adjacency.REPLACE), "claims are of a kind that can be checked"),
     ],
 )
 def test_claims_that_cannot_be_checked_are_refused(sampler, law):
@@ -441,7 +441,7 @@ def test_a_sampler_says_how_large_its_cohorts_are():
         def expected(self):
             return 1.2 * self.rate * self.population
 
-    with pytest.raises(BrokenLaw, match="cohorts are as large as expected"):
+    with pytest.raises(BrokenLaw, match="cohorts have the expected size"):
         check_sampler_laws(Larger(50, 0.2), Adjacency.ADD_REMOVE)
 
 
@@ -452,38 +452,47 @@ SEEN = {"clients": "client-0", "public": "public", "server": SERVER, "edge": "ed
 @pytest.mark.parametrize(
     ("changed", "law"),
     [
-        ({"observers": {"strangers": "stranger"}}, "client-0 sees server, and no line of sight does"),
-        ({"lines": {"all": (Line("public", frozenset({"client-2"})),)}}, "client-0 sees client-2, who is exempt"),
-        ({"lines": {}}, "it has lines of sight"),
+        ({"observers": {"strangers": "stranger"}}, "client-0 sees server, but no line of sight covers that"),
+        (
+            {"lines": {"all": (Line("public", frozenset({"client-2"})),)}},
+            "client-0 sees client-2, which every such line exempts",
+        ),
+        ({"lines": {}}, "it must have lines of sight"),
         ({"steady": False}, "stay the same for the whole run"),
-        ({"channels": (replace(STAR.top, members=(0, 1, 2)),)}, "like a star"),
-        ({"channels": (replace(STAR.top, members=(0, 0, 1)),)}, "clients, each of them once"),
-        ({"channels": (replace(STAR.top, members=(0, 9)),)}, "clients, each of them once"),
+        ({"channels": (replace(STAR.top, members=(0, 1, 2)),)}, 'like = "star" needs'),
+        ({"channels": (replace(STAR.top, members=(0, 0, 1)),)}, "clients, each listed once"),
+        ({"channels": (replace(STAR.top, members=(0, 9)),)}, "clients, each listed once"),
         ({"channels": (replace(STAR.top, name="client-1"),), "trusted": ()}, "client-1 gathers from itself"),
-        ({"channels": (replace(STAR.top, audience=STAR.top.audience - {SERVER}),)}, "server .* its own audience"),
+        (
+            {"channels": (replace(STAR.top, audience=STAR.top.audience - {SERVER}),)},
+            "server .* must be in its audience",
+        ),
         ({"channels": (replace(STAR.top, name="public"),), "trusted": ()}, "public is an outsider"),
-        ({"channels": (STAR.top, replace(STAR.top, members=(0, 1)))}, "two channels of one name, server"),
+        ({"channels": (STAR.top, replace(STAR.top, members=(0, 1)))}, "two channels named server"),
         ({"channels": (STAR.top, replace(STAR.top, audience=frozenset({SERVER, "spy"})))}, "spy sees server"),
         ({"channels": (replace(STAR.top, audience=STAR.top.audience | {"client-6"}),)}, "client-6 is not one of its 6"),
-        ({"channels": (replace(STAR.top, trusted=True),), "trusted": ()}, "server is handed un-noised updates, and it"),
-        ({"channels": (replace(STAR.top, through=frozenset({"relay"})),)}, "relay is handed un-noised updates, and it"),
-        ({"trusted": (SERVER, "client-3")}, "it trusts client-3, to whom nothing is handed"),
-        ({"uplinks": (("relay",),)}, "relay sends on what was gathered, and is in no audience"),
+        ({"channels": (replace(STAR.top, trusted=True),), "trusted": ()}, "server receives un-noised updates"),
+        ({"channels": (replace(STAR.top, through=frozenset({"relay"})),)}, "relay receives un-noised updates"),
+        ({"trusted": (SERVER, "client-3")}, "it trusts client-3, which receives nothing"),
+        ({"uplinks": (("relay",),)}, "relay forwards what was gathered but is in no audience"),
         (
             {
                 "gathering_channels": (Channel("edge", tuple(range(6)), frozenset({"edge"})),),
                 "trusted": (),
                 "observers": SEEN,
             },
-            "server is sent",
+            "server receives what",
         ),
         (
             {"observers": STAR.observers | {"links": "link"}},
             "link of 'links' is in no audience: its epsilon would be 0",
         ),
-        ({"observers": {"public": "public", "clients": "client-0"}, "lines": STAR.lines}, "every kind of observers"),
-        ({"channels": (replace(STAR.top, noise_factor=0.0),)}, "are positive"),
-        ({"channels": (replace(STAR.top, noise_factor=0.5),)}, "like a star"),
+        (
+            {"observers": {"public": "public", "clients": "client-0"}, "lines": STAR.lines},
+            "every kind of observer must",
+        ),
+        ({"channels": (replace(STAR.top, noise_factor=0.0),)}, "must be positive"),
+        ({"channels": (replace(STAR.top, noise_factor=0.5),)}, 'like = "star" needs'),
     ],
 )
 def test_every_lie_of_a_topology_is_seen(changed, law):
@@ -516,12 +525,12 @@ def test_whoever_gathers_is_not_charged_nothing(monkeypatch, tmp_path):
     module.LINKED = TopologyPlugin(lambda settings, *, clients, **how: Linked(clients, False), like="star")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     file = make_file({"unit": "client", "where": "client"}, kind="linked_topology:LINKED", algorithm={"name": "local"})
-    with pytest.raises(Refused, match="link gathers and sees what it publishes, so it is in its own audience"):
+    with pytest.raises(Refused, match="link sees what it publishes, so it must be in its audience"):
         sightline.run(parse(file), out=tmp_path / "run", progress=False)
 
 
 def test_nobody_is_trusted_where_clients_add_the_noise():
-    with pytest.raises(Refused, match='where = "client" trusts nobody, and it trusts server'):
+    with pytest.raises(Refused, match='where = "client" allows no trusted party, but it trusts server'):
         check_shape("mine", STAR, clients=6, place="client", like="star")
 
 
@@ -582,11 +591,11 @@ def of_tensors(state, r, settings):
 @pytest.mark.parametrize(
     ("round_", "law"),
     [
-        (launders, "what is computed from releases remembers them.*state 'model'"),
-        (starts_from_nothing, "what is computed from releases remembers them.*the start of release call 2"),
-        (forgets_the_last, "what is computed from releases remembers them"),
-        (remembers_by_itself, "same releases, same state"),
-        (of_tensors, "a state is public values by name"),
+        (launders, "values computed from releases keep their sources.*state 'model'"),
+        (starts_from_nothing, "values computed from releases keep their sources.*the start of release call 2"),
+        (forgets_the_last, "values computed from releases keep their sources"),
+        (remembers_by_itself, "the same releases give the same state"),
+        (of_tensors, "a state maps names to public values"),
     ],
 )
 def test_every_lie_of_an_algorithm_is_seen_and_its_law_is_named(round_, law):
@@ -624,9 +633,9 @@ def test_a_mechanism_that_breaks_a_law_is_refused_before_its_first_use(tmp_path,
         engine.build_experiment(parse(file))
     line = str(raised.value)
     assert line.startswith(
-        'privacy.mechanism=too_quiet:OWN: breaks the law "noise as claimed": noise multiplier 2.1 is'
+        'privacy.mechanism=too_quiet:OWN: breaks the law "the noise matches the claim": noise multiplier 2.1 is'
     )
-    assert line.endswith("sightline.testing.check_mechanism tells its author more")
+    assert line.endswith("sightline.testing.check_mechanism gives its author details")
     assert not (tmp_path / "runs").exists()
 
 
@@ -656,7 +665,7 @@ def test_laws_are_asked_once_for_each_source_and_setting(tmp_path, monkeypatch, 
             "algorithm.name",
             "from dataclasses import replace\nfrom tests.plugins.test_plugin_laws import FEDAVG, launders\n"
             "OWN = replace(FEDAVG, round=launders)\n",
-            'breaks the law "what is computed from releases remembers them"',
+            'breaks the law "values computed from releases keep their sources"',
         ),
         (
             "sampling.clients.scheme",
@@ -667,13 +676,13 @@ def test_laws_are_asked_once_for_each_source_and_setting(tmp_path, monkeypatch, 
         (
             "sampling.clients.scheme",
             "def OWN(settings, population, adjacency, cohorts):\n    return 1 / 0\n",
-            'breaks the law "runs at all": ZeroDivisionError',
+            'breaks the law "runs without an exception": ZeroDivisionError',
         ),
         (
             "topology.kind",
             "from sightline.topology import Star, TopologyPlugin\nclass Blind(Star):\n    observers = {}\n"
             "OWN = TopologyPlugin(lambda settings, *, clients, place, **_: Blind(clients, True), like='star')\n",
-            "breaks a law of topologies: it has lines of sight",
+            "breaks a law of topologies: it must have lines of sight",
         ),
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ def file_with(**tables):
 
 def test_a_field_that_moved_into_the_facts_is_one_line_that_says_so(own):
     name = own(OWN.replace('state["model"])\n', 'state["model"], says="hello")\n'))
-    with pytest.raises(InvalidInput, match=r"Algorithm\(says=...\) has moved: pass facts=AlgorithmFacts\(says=...\)"):
+    with pytest.raises(InvalidInput, match=r"Algorithm\(says=...\) moved: pass facts=AlgorithmFacts\(says=...\)"):
         engine.build_experiment(parse(file_with(algorithm={"name": name})))
 
 
@@ -173,7 +173,9 @@ def test_what_is_no_name_is_refused_by_the_file(key, name):
 )
 def test_a_plugin_cannot_shadow_a_built_in_name(offer, group, name, key):
     offer("sly", **{group: {name: "sly.module:THING"}})
-    with pytest.raises(InvalidInput, match=f"{key}={name}: sly offers a plugin of this name, and none can shadow"):
+    with pytest.raises(
+        InvalidInput, match=f"{key}={name}: sly offers a plugin of this name, but a plugin cannot replace"
+    ):
         engine.build_experiment(parse(file_with()))
     assert "sly.module" not in sys.modules
 
@@ -208,7 +210,7 @@ def test_a_changed_plugin_is_noticed_when_a_run_goes_on(own, tmp_path):
     with pytest.raises(Stopped):
         sightline.run(file, out=tmp_path / "run", on_round=stop_after_two)
     own(OWN + "\n# changed\n")
-    with pytest.raises(InvalidInput, match="changed since the run was last at work: code of own_round"):
+    with pytest.raises(InvalidInput, match="changed since the run last worked: code of own_round"):
         sightline.run(tmp_path / "run", resume=True)
     sightline.run(tmp_path / "run", resume=True, accept_changes=True)
 
@@ -255,7 +257,7 @@ def test_a_topology_that_is_like_nothing_needs_an_algorithm_that_names_it(exampl
 @pytest.mark.parametrize(
     ("privacy", "line"),
     [
-        ({"unit": "sample", "where": "client"}, "privacy.unit=sample: the laws of a mechanism from elsewhere"),
+        ({"unit": "sample", "where": "client"}, "privacy.unit=sample: plugin mechanisms can be checked"),
         ({"unit": "none", "noise_multiplier": None, "clip_norm": 1.0}, "privacy.unit=none"),
         ({"where": "server"}, "privacy.where=server: sightline_example.median:MECHANISM adds noise at client"),
         ({"where": "client", "arithmetic": "integer"}, "privacy.arithmetic=integer"),

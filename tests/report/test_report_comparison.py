@@ -321,8 +321,8 @@ def test_a_picture_has_the_size_of_a_column_and_the_same_bytes_again(tmp_path: P
     ("words", "reason"),
     [
         (["--panels", "swept,round"], '--panels=round: no such panel; did you mean "rounds"?'),
-        (["--size", "wide"], "--size=wide: is no size; use column, text, page, or WIDTHxHEIGHT"),
-        (["--columns", "test_acc"], '--columns=test_acc: no measure of a run; did you mean "test_accuracy"?'),
+        (["--size", "wide"], "--size=wide: not a size; use column, text, page, or WIDTHxHEIGHT"),
+        (["--columns", "test_acc"], '--columns=test_acc: no such measure; did you mean "test_accuracy"?'),
         (["--x", "privacy.delta", "--figure", "f.html"], "--x=privacy.delta: the runs do not differ in it"),
         (["--metric", "acuracy", "--figure", "f.html"], "--metric=acuracy: no run has it"),
         (["--panels", "energy", "--figure", "f.png"], "--panels=energy: these runs have no numbers for it"),

@@ -15,7 +15,7 @@ from scipy import optimize, stats
 import sightline
 import sightline.apps.report
 from sightline import accounting
-from sightline.accounting.trade_off import power_at_most
+from sightline.accounting.calibration import power_at_most
 from sightline.apps.report import RunView, curves
 from sightline.apps.report import guarantee as headline
 from sightline.apps.report.sections import setting_text
@@ -156,7 +156,7 @@ def test_an_observer_that_nothing_reaches_guesses_blindly(tmp_path: Path) -> Non
     facts = FACTS | {"observers": {"public": "public", "strangers": "stranger"}}
     run = RunView.read(write(tmp_path / "run", facts, [], [release(1, event=Gaussian(2.0))]))
     assert headline.sight_rows(run)[1].hits == headline.ALARMS
-    assert headline.sight_rows(run)[1].told == "nothing reaches it"
+    assert headline.sight_rows(run)[1].remark == "nothing reaches it"
 
 
 def test_epsilon_by_distance_is_that_of_the_worst_and_the_best_pair(tmp_path: Path) -> None:

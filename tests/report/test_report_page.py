@@ -24,7 +24,7 @@ from report_runs import (
 
 import sightline
 from sightline import accounting
-from sightline.accounting.trade_off import power_at_most
+from sightline.accounting.calibration import power_at_most
 from sightline.apps.report import RunView, render_run, write_report
 from sightline.apps.report import guarantee as headline
 from sightline.engine import RunRecord

@@ -171,12 +171,12 @@ def test_a_measured_table(tmp_path):
     ("text", "reason"),
     [
         ("node,energy_joule\nclient,1\n", "no column delay_seconds"),
-        ("node,energy_joule,delay_seconds\nclient-0,1,1\n", "client-1: costs.csv has no row for it"),
-        ("node,energy_joule,delay_seconds\nclient,-1,1\n", "energy_joule in costs.csv is a number >= 0"),
-        ("node,energy_joule,delay_seconds\nclient,nan,1\n", "energy_joule in costs.csv is a number >= 0"),
-        ("node,energy_joule,delay_seconds\nclient,1\n", "delay_seconds in costs.csv is a number >= 0"),
-        ("node,energy_joule,delay_seconds,round\nclient,1,1,0.5\n", "a round in costs.csv is a whole number from 1"),
-        ("", "holds no rows"),
+        ("node,energy_joule,delay_seconds\nclient-0,1,1\n", "client-1: costs.csv has no row for this node"),
+        ("node,energy_joule,delay_seconds\nclient,-1,1\n", "energy_joule in costs.csv must be a number >= 0"),
+        ("node,energy_joule,delay_seconds\nclient,nan,1\n", "energy_joule in costs.csv must be a number >= 0"),
+        ("node,energy_joule,delay_seconds\nclient,1\n", "delay_seconds in costs.csv must be a number >= 0"),
+        ("node,energy_joule,delay_seconds,round\nclient,1,1,0.5\n", "a round in costs.csv must be a whole number >= 1"),
+        ("", "has no rows"),
     ],
 )
 def test_a_bad_table_is_refused_in_one_line(tmp_path, text, reason):
@@ -191,15 +191,15 @@ def test_a_bad_table_is_refused_in_one_line(tmp_path, text, reason):
     [
         ({"model": "wirless"}, 'did you mean "wireless"'),
         ({"model": "wireless", "bandwith_hertz": 1e6}, 'did you mean "bandwidth_hertz"'),
-        ({"model": "wireless", "bandwidth_hertz": 0.0}, "is a positive number"),
-        ({"model": "wireless", "power_dbm": "24"}, "is a finite number"),
+        ({"model": "wireless", "bandwidth_hertz": 0.0}, "must be a positive number"),
+        ({"model": "wireless", "power_dbm": "24"}, "must be a finite number"),
         ({"model": "wireless", "distance_metre": [100.0, 10.0]}, "nearest, farthest"),
-        ({"model": "wireless", "distance_metre": -1.0}, "is a positive number"),
-        ({"model": "wireless", "fading": 1}, "is true or false"),
+        ({"model": "wireless", "distance_metre": -1.0}, "must be a positive number"),
+        ({"model": "wireless", "fading": 1}, "must be true or false"),
         ({"model": "wireless", "delays": "mean"}, "max"),
-        ({"model": "table"}, "names a CSV or JSON file"),
+        ({"model": "table"}, "a CSV or JSON file is needed"),
         ({"model": "table", "file": "nowhere.csv"}, "no such file"),
-        ({"model": "table", "file": "x.csv", "fading": True}, "a table has no such setting"),
+        ({"model": "table", "file": "x.csv", "fading": True}, 'unknown setting of model = "table"'),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings, reason):

@@ -108,7 +108,7 @@ def test_twin_worlds_threads_and_children_have_one_process(measuring, monkeypatc
         done.set()
         other.join()
     assert make(setting, streams, streams).processes == 1
-    monkeypatch.setattr(process_count.multiprocessing, "parent_process", lambda: "somebody")
+    monkeypatch.setattr(process_count.multiprocessing, "parent_process", lambda: "a parent")
     assert process_count.simulator_maker("auto")(setting, streams, streams).processes == 1
 
 

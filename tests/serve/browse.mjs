@@ -78,7 +78,7 @@ await page.getByLabel("Participant").fill("client-3");
 await page.waitForFunction(() => (document.querySelector("#live h2") || {}).innerText?.startsWith("client-3"));
 seen.searched = await text(page, "#live");
 
-// every topology: the cell in the middle by pointer, the one beside it by key, somebody by name
+// every topology: the cell in the middle by pointer, the one beside it by key, a client by name
 for (const run of ["groups", "tree", "clusters"]) {
   await page.goto(at(`/sight?run=${run}`));
   await page.waitForSelector("figure.map, figure.tabled");
@@ -150,7 +150,7 @@ seen.liveBefore = await text(page, ".status");
 await page.waitForFunction(() => document.querySelector(".status").innerText === "finished");
 seen.liveAfter = await page.$$eval(".figures div", (all) => Object.fromEntries(all.map((one) => [one.querySelector("dt").innerText, one.querySelector("dd").innerText])));
 
-const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run=sample&q=client-1", "/sight?run=groups&q=client-1", "/ledger?run=quick", "/ledger?run=tree", "/compare", "/compare?run=quick&run=sample", "/compare?run=tree&run=a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything", "/calculator", "/calculator?noise=x", "/groups", "/groups?threat=out-of-group&structure=clusters", "/tree", "/nowhere"];
+const PAGES = ["/", "/?q=nobody", "/run?run=quick", "/run?run=tree", "/sight?run=sample&q=client-1", "/sight?run=groups&q=client-1", "/ledger?run=quick", "/ledger?run=tree", "/compare", "/compare?run=quick&run=sample", "/compare?run=tree&run=a-name-that-goes-on-and-on-because-someone-wanted-to-remember-everything", "/calculator", "/calculator?noise=x", "/groups", "/groups?threat=out-of-group&structure=clusters", "/tree", "/nowhere"];
 const [phone, desk] = [{ width: 375, height: 780 }, { width: 1200, height: 900 }];
 const KINDS = { phone: { viewport: phone }, light: { viewport: desk }, dark: { viewport: desk, colorScheme: "dark" }, "dark phone": { viewport: phone, colorScheme: "dark" } };
 for (const [kind, options] of Object.entries(KINDS)) {

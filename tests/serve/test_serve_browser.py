@@ -19,7 +19,7 @@ from sightline.apps.report import RunView
 from sightline.apps.serve import Server
 from sightline.engine import RunRecord
 from sightline.formatting import format_count, format_percent, format_upper
-from sightline.ledger.group_privacy import Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, query_pairs
 from tests.interrupts import stopped_after
 from tests.report.report_runs import handover, metrics, per_sample, quickstart, release, spent
 
@@ -39,7 +39,7 @@ pytestmark = [
 ROUNDS = 6
 FOLLOWED = 40
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONG = "a-name-that-goes-on-and-on-because-somebody-wanted-to-remember-everything"
+LONG = "a-name-that-goes-on-and-on-because-someone-wanted-to-remember-everything"
 TREE = [
     'data={source="digits",clients=50,partition="iid"}',
     'topology={kind="tree",subnets=10,trusted=0.5}',
@@ -69,7 +69,7 @@ def go_on(directory: Path, ends: threading.Event) -> None:
 
 
 def begin_when_looked_at(server: Server, directory: Path, ends: threading.Event) -> None:
-    """Let the run go on once somebody has its page open: then it is in the server's memory."""
+    """Let the run continue once its page is open: then it is in the server's memory."""
     while not server.site.live._entries.get(directory) and not ends.is_set():
         time.sleep(0.1)
     go_on(directory, ends)
@@ -214,7 +214,7 @@ def test_the_planners_follow_their_sliders(seen: dict[str, Any]) -> None:
     first, turned, chosen = seen["groups"]
     asked = {"structure": "ring", "workers": 40, "count": 8, "period": 5, "epochs": 31, "rate": 0.7, "delta": 1e-5}
     for noise, numbers in ((3.0, first), (float(turned["noise"]), turned["numbers"])):
-        answer = answer_question(Question(noise=noise, **asked))
+        answer = query_pairs(PairQuery(noise=noise, **asked))
         assert numbers["worst worker"] == format_upper(answer.largest, digits=4)
         assert numbers["mean over workers"] == format_upper(answer.mean, digits=4)
     assert float(turned["noise"]) > 3

@@ -342,7 +342,7 @@ def test_the_matrix_page_shows_the_json(ask: Ask) -> None:
 def test_a_pair_is_of_those_who_have_a_name(ask: Ask) -> None:
     stranger = ask("/pair?run=quick&subject=client-1&observer=publik")
     assert stranger.status == 400
-    assert 'observer=publik: no participant has that name; did you mean "public"?' in text_of(stranger.body)
+    assert 'observer=publik: no participant has this name; did you mean "public"?' in text_of(stranger.body)
     assert ask("/pair?run=quick&subject=client-24&observer=public").status == 400
     together = text_of(ask("/pair?run=quick&subject=client-1&observer=client-2,public").body)
     assert "12 releases of server up to round 12, seen directly" in together

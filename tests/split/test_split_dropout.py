@@ -237,7 +237,7 @@ class Wrapped(nn.Module):
     ("pixels", Refused, "whole channels"),
     ("rare", Refused, r"model.dropout=0.25: amplification needs rate 0.5"),
     ("nothing", InvalidInput, "has no dropout layer"),
-    ("Wrapped", Refused, r"read off a torch\.nn\.Sequential"),
+    ("Wrapped", Refused, r"derived only for a torch\.nn\.Sequential"),
 ])  # fmt: skip
 def test_where_the_proof_does_not_reach(name, error, message):
     model = build_model(f"{__name__}:{name}", input_shape=(2, 6, 6), classes=3, kind=Kind.IMAGE, settings={})

@@ -100,11 +100,11 @@ def test_parts_are_drawn_uniformly_and_independently(mlp):
 
 
 @pytest.mark.parametrize(("model", "settings", "message"), [
-    ("mlp", {"parts": 6, "unsplit": ["first"]}, "split.parts=6: there are 5 hidden units"),
-    ("mlp", {"unsplit": ["first", "hidden1", "hidden2"]}, "there are 0 hidden units"),
-    ("mlp", {"unsplit": ["hidden9"]}, "unsplit=hidden9: no such layer"),
-    ("resnet", {"parts": 8}, "there are 7 blocks that keep their shape"),
-    ("resnet", {"unsplit": ["blocks.99"]}, "unsplit=blocks.99: no such block"),
+    ("mlp", {"parts": 6, "unsplit": ["first"]}, "split.parts=6: there are only 5 hidden units"),
+    ("mlp", {"unsplit": ["first", "hidden1", "hidden2"]}, "there are only 0 hidden units"),
+    ("mlp", {"unsplit": ["hidden9"]}, "unsplit=hidden9: unknown layer"),
+    ("resnet", {"parts": 8}, "there are only 7 blocks that keep their shape"),
+    ("resnet", {"unsplit": ["blocks.99"]}, "unsplit=blocks.99: unknown block"),
 ])  # fmt: skip
 def test_what_cannot_be_split_says_why(request, model, settings, message):
     with pytest.raises(InvalidInput, match=message):
@@ -112,7 +112,7 @@ def test_what_cannot_be_split_says_why(request, model, settings, message):
 
 
 def test_other_models_are_not_split(cnn):
-    with pytest.raises(InvalidInput, match="parts are known of fully connected chains"):
+    with pytest.raises(InvalidInput, match="parts are derived only for fully connected chains"):
         split_model(cnn, split(parts=2), rng=np.random.default_rng(0))
 
 
@@ -184,17 +184,17 @@ def test_the_round_chooses_the_partition(cnn):
     ({"parts": [["conv1"], ["conv1.bias", "conv2"]]}, "split.parts=conv1.bias: is in two parts of one partition"),
     ({"parts": [["conv1"], ["conv3"]]}, "split.parts=conv3: no trained parameter or layer"),
     ({"parts": [[["conv1"], ["conv2"]], [["output"], ["conv2"]]]}, "no parameter that every partition splits"),
-    ({"parts": [["conv1"], []]}, "is a whole number from 1 on, a list of parts"),
-    ({"parts": ["conv1", "conv2"]}, "is a whole number from 1 on, a list of parts"),
+    ({"parts": [["conv1"], []]}, "must be a whole number >= 1, a list of parts"),
+    ({"parts": ["conv1", "conv2"]}, "must be a whole number >= 1, a list of parts"),
     ({"parts": [["conv1"], ["conv2"]], "unsplit": ["output"]}, "split.unsplit=.*parameters in no list are unsplit"),
-    ({"parts": [["conv1"], ["conv2"]], "partitions": 2}, "split.partitions=2: parts are given by name"),
-    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1, 2, 3]}, "has 3 weights for 2 parts"),
-    ({"parts": WAYS, "part_weights": [1, 2]}, "has 2 weights for 2 or 3 parts"),
-    ({"parts": WAYS, "partition_weights": [1, 2, 3]}, "has 3 weights for 2 partitions"),
-    ({"parts": WAYS, "partition_weights": [1, 2], "cycle": True}, "cycle = true chooses the partition by round"),
-    ({"cycle": True}, "split.cycle=True: there is one partition"),
-    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1e-20, 1.0]}, "whole numbers below 2\\^52"),
-    ({"by": "dropout", "part_weights": [1, 2]}, "dropout has two parts"),
+    ({"parts": [["conv1"], ["conv2"]], "partitions": 2}, "split.partitions=2: does not apply to named parts"),
+    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1, 2, 3]}, "has 3 weights, and there are 2 parts"),
+    ({"parts": WAYS, "part_weights": [1, 2]}, "has 2 weights, and there are 2 or 3 parts"),
+    ({"parts": WAYS, "partition_weights": [1, 2, 3]}, "has 3 weights, and there are 2 partitions"),
+    ({"parts": WAYS, "partition_weights": [1, 2], "cycle": True}, "cycle = true chooses the partition by the round, not at random"),
+    ({"cycle": True}, "split.cycle=True: there is only one partition to cycle through"),
+    ({"parts": [["conv1"], ["conv2"]], "part_weights": [1e-20, 1.0]}, "a sum below 2\\^52"),
+    ({"by": "dropout", "part_weights": [1, 2]}, "it has two parts"),
 ])  # fmt: skip
 def test_parts_and_weights_without_a_law_are_refused(cnn, settings, message):
     with pytest.raises(InvalidInput, match=message):

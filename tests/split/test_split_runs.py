@@ -309,16 +309,16 @@ def test_what_has_no_guarantee_is_refused_before_a_run_exists(tmp_path, case):
 MISTAKES = [
     ({"algorithm.split": {"part": 3}}, 'algorithm.split.part=3: unknown key; did you mean "parts"'),
     ({"algorithm.split": {"parts": 0}}, "algorithm.split.parts=0"),
-    ({"algorithm.split": {"parts": 100}}, "there are 8 hidden units"),
-    ({"algorithm.split": {"parts": True}}, "algorithm.split.parts=True: is a whole number"),
+    ({"algorithm.split": {"parts": 100}}, "there are only 8 hidden units"),
+    ({"algorithm.split": {"parts": True}}, "algorithm.split.parts=True: must be a whole number"),
     ({"algorithm.split": {"parts": 2, "part_weights": [1.0, 0.0]}}, "algorithm.split.part_weights"),
     ({"algorithm.split": {"parts": 2, "part_weights": [1.0, float("inf")]}}, "algorithm.split.part_weights"),
     ({"algorithm.split": {"by": "layers"}}, "algorithm.split.by=layers"),
     ({"algorithm.split": "dropout"}, "has no dropout layer"),
-    ({"algorithm.split": {"by": "dropout", "parts": 3}}, "dropout has two parts"),
+    ({"algorithm.split": {"by": "dropout", "parts": 3}}, "it has two parts"),
     ({"algorithm.split": {"parts": 2, "unsplit_noise": 0.0}}, "unsplit_noise"),
     ({"algorithm.split": {"parts": 2, "unsplit_clip_norm": -1.0}}, "unsplit_clip_norm"),
-    ({"model": {"name": "linear"}}, "parts are known of"),
+    ({"model": {"name": "linear"}}, "parts are derived only for"),
 ]
 
 
@@ -347,7 +347,7 @@ def test_the_report_says_that_parts_are_secret(tiny, tmp_path):
 
 
 def test_balanced_examples_and_trees_run_on_parts(tiny, tmp_path):
-    """Other samplers and topologies go around the splitter's event; each ledger is accounted anew."""
+    """Other samplers and topologies go around the splitter's event; each ledger is accounted again."""
     balanced = {"scheme": "balanced", "uses": 2}
     changes = SAMPLE | {"sampling": {"clients": {"scheme": "full"}, "samples": balanced}, "local.epochs": 1}
     run = sightline.run(tiny(**changes), out=tmp_path / "balanced")

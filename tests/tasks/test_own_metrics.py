@@ -135,7 +135,7 @@ BAD = {
     "averaged": ([sklearn.metrics.f1_score], 'fails on .*multiclass.*functools.partial.*average="macro"'),
     "nameless": ([lambda targets, predictions: 1.0], r"has no name for a column; name it: metrics=\{"),
     "matrix": ([sklearn.metrics.confusion_matrix], r"an array of shape \(3, 3\), not one number"),
-    "taken": ({"accuracy": sklearn.metrics.accuracy_score}, "a metric of Sightline's own"),
+    "taken": ({"accuracy": sklearn.metrics.accuracy_score}, "the name of a built-in metric"),
     "twice": ([MACRO, sklearn.metrics.f1_score], "is given twice"),
     "word": ("accuracy", "is a list of functions"),
     "number": ([3], "metrics="),
@@ -200,8 +200,8 @@ def test_a_run_goes_on_without_its_metrics_and_says_so(tmp_path, capsys):
 
 
 REFUSED = {
-    "private": (settings(keep_best="accuracy"), {"test": TEST}, "release of them without noise.*data.public_test"),
-    "held out": (best(keep_best="accuracy"), {}, "examples that clients keep for testing"),
+    "private": (settings(keep_best="accuracy"), {"test": TEST}, "release them without noise.*data.public_test"),
+    "held out": (best(keep_best="accuracy"), {}, "examples that clients hold out"),
     "personal": (best(keep_best="accuracy", algorithm={"name": "local"}), {"test": TEST}, "local tests every client"),
 }
 

@@ -220,31 +220,31 @@ def test_progress_names_the_metric(capsys):
 
 
 REFUSED = [
-    ("regression", {"algorithm": {"name": "ifca"}, "topology": {"kind": "clusters", "count": 2}}, "right answers"),
-    ("language", {"algorithm": {"name": "rdpcfl"}, "topology": {"kind": "clusters", "count": 2}}, "right answers"),
+    ("regression", {"algorithm": {"name": "ifca"}, "topology": {"kind": "clusters", "count": 2}}, "correct predictions"),
+    ("language", {"algorithm": {"name": "rdpcfl"}, "topology": {"kind": "clusters", "count": 2}}, "correct predictions"),
     ("regression", {"privacy": {"unit": "sample", "mechanism": "objective", "noise_multiplier": 1.0}},
      "proved for cross entropy"),
     ("regression", {"topology": {"kind": "groups", "structure": "labels"}, "algorithm": {"name": "dp_ogl"}},
-     "no labels that groups could be made by"),
+     "no labels from which groups could be formed"),
     ("regression", {"local": {"compiled": True}}, "compiled code has the gradient of cross entropy"),
-    ("binary", {"data": {"classes": 3}}, "it has 3 classes, and a binary task has two"),
-    ("classification", {"local": {"optimizer": "adam", "compiled": True}}, "compiled code takes steps of SGD"),
+    ("binary", {"data": {"classes": 3}}, "it has 3 classes, but a binary task has two"),
+    ("classification", {"local": {"optimizer": "adam", "compiled": True}}, "compiled training supports SGD only"),
     ("classification", {"local": {"optimizer": "adam"}, "algorithm": {"name": "scaffold"}}, "a control variate is"),
     ("classification", {"local": {"optimizer": "adam"}, "algorithm": {"name": "pfedme"}}, "plain gradient steps"),
-    ("classification", {"local": {"optimizer": "sgd", "momentum": 0.9}}, 'optimizer = "sgd" has none'),
-    ("classification", {"local": {"optimizer": "momentum", "momentum": 0.0}}, 'optimizer = "momentum" has some'),
-    ("classification", {"local": {"optimizer": "adamw", "momentum": 0.9}}, "has moments of its own"),
-    ("classification", {"local": {"betas": [0.9, 0.99]}}, "only adam and adamw have it"),
+    ("classification", {"local": {"optimizer": "sgd", "momentum": 0.9}}, 'optimizer = "sgd" has no momentum'),
+    ("classification", {"local": {"optimizer": "momentum", "momentum": 0.0}}, 'optimizer = "momentum" needs momentum > 0'),
+    ("classification", {"local": {"optimizer": "adamw", "momentum": 0.9}}, "uses betas instead"),
+    ("classification", {"local": {"betas": [0.9, 0.99]}}, "only applies to adam and adamw"),
     ("classification", {"local": {"schedule": "step"}}, 'local.decay_every=missing: schedule = "step" needs it'),
-    ("classification", {"local": {"decay": 0.5}}, 'only schedule = "step" has it'),
+    ("classification", {"local": {"decay": 0.5}}, 'only applies to schedule = "step'),
     ("classification", {"local": {"warmup": 2}}, "would never reach its value"),
     ("classification", {"privacy": {"unit": "sample", "noise_multiplier": 1.0, "where": "server"},
-                        "local": {"optimizer": "adam", "steps": 1, "epochs": None}}, "the server noises sums"),
+                        "local": {"optimizer": "adam", "steps": 1, "epochs": None}}, "the server adds noise to sums"),
     ("classification", {"privacy": {"unit": "sample", "mechanism": "output", "sensitivity": "clipped_model",
-                                    "noise_multiplier": 1.0}, "local": {"schedule": "cosine"}}, "one learning rate"),
+                                    "noise_multiplier": 1.0}, "local": {"schedule": "cosine"}}, "a constant learning rate"),
     ("classification", {"privacy": {"unit": "sample", "mechanism": "output", "sensitivity": "strongly_convex",
                                     "noise_multiplier": 1.0}, "local": {"optimizer": "adam", "weight_decay": 0.1}},
-     "not about the steps of an optimiser"),
+     "does not hold for adaptive steps"),
     ("classification", {"model": {"loss": "no loss"}}, "package.module:function"),
 ]  # fmt: skip
 
@@ -261,9 +261,9 @@ def test_what_makes_no_sense_is_one_clear_line(task, changes, words):
 @pytest.mark.parametrize(
     ("local", "words"),
     [
-        ({"optimizer": "adam"}, "a segment's sum of them not at most eta m G"),
+        ({"optimizer": "adam"}, "can exceed eta m G"),
         ({"optimizer": "momentum"}, "momentum carries a gradient into steps after its segment"),
-        ({"schedule": "cosine"}, "h2fdp has a schedule of its own"),
+        ({"schedule": "cosine"}, "h2fdp sets the step sizes by algorithm.schedule"),
     ],
 )
 def test_segments_are_sums_of_plain_steps(local, words):

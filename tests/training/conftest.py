@@ -18,7 +18,7 @@ def one_thread():
 
 @pytest.fixture
 def fresh_search(monkeypatch, tmp_path):
-    """Compiled code is looked for anew, with nothing shipped and an empty cache; afterwards it is as it was."""
+    """Search for compiled code again, with nothing shipped and an empty cache; restore the library afterwards."""
     from sightline.training.compiled import library
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,7 +1,7 @@
 """Steps of clients on a device that holds no numbers, as they are and with planted mistakes; a process of its own.
 
 Torch knows for every tensor of a `FakeTensorMode` where it would be, and nothing of what is in it: a tensor that was not
-moved raises, and so does whoever asks for a number inside a step.
+moved raises, and so does reading a number inside a step.
 """
 
 from contextlib import nullcontext
@@ -23,10 +23,9 @@ from sightline.data import Kind, Shard
 from sightline.models import build_model
 from sightline.training import Adam, LocalTerms, LocalWork, clipping, gradients
 from sightline.training.clipping import Balls, Passes
-from sightline.training.dp_sgd import descend_privately
 from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views
 from sightline.training.gradients import GradientWorker, one_by_one, vectorised_gradients
-from sightline.training.local_sgd import descend_client
+from sightline.training.local_training import descend_client, descend_privately
 from sightline.training.local_work import Descent
 
 EXAMPLES = 4

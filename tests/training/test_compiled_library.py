@@ -170,7 +170,7 @@ def test_a_compiler_that_cannot_be_started_is_one_reason(fresh_search, tmp_path,
     monkeypatch.setenv("CC", str(broken))
     found = find_library()
     assert isinstance(found, Missing)
-    assert "could not compile it" in found.reason
+    assert "could not compile the kernels" in found.reason
 
 
 def test_without_a_folder_to_compile_in_there_is_a_reason(fresh_search, monkeypatch):
@@ -216,7 +216,7 @@ def test_without_compiler_and_shipped_code_everything_runs_on_torch(fresh_search
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(conv_walk, "KERNELS", {})
     model = build_model("cnn_small", input_shape=(1, 28, 28), classes=10, kind=Kind.IMAGE, settings={})
-    assert conv_walk.walk_kernel_for(model) == "there is no C compiler here"
+    assert conv_walk.walk_kernel_for(model) == "no C compiler was found"
     rng, start = np.random.default_rng(0), model.init(np.random.default_rng(1))
     shard = Shard(rng.standard_normal((4, 1, 28, 28), dtype=np.float32), rng.integers(10, size=4))
     works = [LocalWork(0.1, batch_size=2, paths=Paths(plain=plain)) for plain in ("stack", "compiled")]

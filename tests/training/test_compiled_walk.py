@@ -14,7 +14,7 @@ from sightline.training import Adam, LocalTerms, LocalWork, train_local
 from sightline.training.compiled import compile_kernels, kernel_calls, library
 from sightline.training.compiled import kernels as conv_walk
 from sightline.training.compiled.kernels import WalkKernel, read_stages, walk_kernel_for
-from sightline.training.fast.stacked import StackWalk
+from sightline.training.fast.stacked import PlainRun
 from sightline.training.local_work import Paths, shuffled_batches, steps_of
 from tests.oracle import training_oracle
 
@@ -104,8 +104,8 @@ def walked_ends(name, shards, work, terms, loaded, start, first=0):
     model = model_of(name)
     kernel = WalkKernel(loaded, read_stages(model), conv_walk.chunk_of(read_stages(model)))
     steps = [steps_of(len(shard), work) for shard in shards]
-    walk = StackWalk(model, start, shards, work, [RNG(first + i) for i in range(len(shards))], terms, steps)
-    return conv_walk.walk_clients(kernel, walk, np.arange(len(shards)))
+    run = PlainRun(model, start, shards, work, terms, [RNG(first + i) for i in range(len(shards))], steps)
+    return conv_walk.walk_clients(kernel, run, np.arange(len(shards)))
 
 
 def all_terms(d):
@@ -256,15 +256,15 @@ def test_other_models_are_trained_as_before():
 
 
 def test_adam_and_bf16_are_not_walked(monkeypatch):
-    from sightline.training import local_sgd
+    from sightline.training import local_training
 
     model = model_of("small")
-    assert local_sgd.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED))
-    assert not local_sgd.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED, adam=Adam()))
-    assert not local_sgd.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED, precision="bf16"))
-    assert not local_sgd.takes_compiled_walk(model, LocalWork(0.1))
+    assert local_training.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED))
+    assert not local_training.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED, adam=Adam()))
+    assert not local_training.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED, precision="bf16"))
+    assert not local_training.takes_compiled_walk(model, LocalWork(0.1))
     monkeypatch.setattr(conv_walk, "KERNELS", {model: "there is none"})
-    assert not local_sgd.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED))
+    assert not local_training.takes_compiled_walk(model, LocalWork(0.1, paths=COMPILED))
 
 
 def test_the_first_of_equals_wins():

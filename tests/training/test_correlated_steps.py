@@ -119,7 +119,7 @@ def test_what_has_no_bound_is_refused_in_a_line(more, words):
 
 def test_steps_that_are_not_the_streams_are_refused():
     strategy, rng = make_strategy("bsr", steps=12, separation=4, uses=3), np.random.default_rng(0)
-    with pytest.raises(InvalidInput, match="a stream has 12"):
+    with pytest.raises(InvalidInput, match="the noise stream has 12"):
         DPSGDSettings(1.0, [1.0], [0.5], [8], [2.0], [rng], [rng], [[np.arange(2)] * 8], strategies=[strategy])
-    with pytest.raises(InvalidInput, match="a stream has 12"):
+    with pytest.raises(InvalidInput, match="the noise stream has 12"):
         DPSGDSettings(1.0, [1.0], [0.5], [12], [2.0], [rng], [rng], strategies=[strategy])

@@ -11,12 +11,12 @@ from graph_modules import MORE, QUICK
 from torch.nn import functional
 
 from sightline import clipped_gradient
-from sightline.data import Shard
+from sightline.data import Kind, Shard
 from sightline.models import bind_parameters, build_model, probe_inputs, read_given_model
 from sightline.models.certificate import certificate_of
 from sightline.models.flat import flatten_module
 from sightline.training import LocalWork, clipped_gradient_sum, clipping_note, train_local
-from sightline.training.clipping import Balls
+from sightline.training.clipping import Balls, clip_factors
 from sightline.training.dispatch import worker_for
 from sightline.training.fast import graph_rules, graph_worker
 from sightline.training.fast import per_example_norms as graph_records
@@ -173,6 +173,59 @@ def test_a_factor_that_underflows_leaves_no_gradient_unclipped(positions):
         norms = graph_records.OuterGradients(a, g).square_norms().sqrt().double()
         exact = torch.bmm(g.double().transpose(1, 2), a.double()).flatten(1).norm(dim=1)
         assert (norms >= exact * (1 - 3e-6)).all()
+
+
+def long_sums(positions=25, inputs=300, outputs=1024, examples=4):
+    """Factors whose Gram sums have more terms than float32 bounds well: those of the bidirectional LSTM."""
+    draw = torch.Generator().manual_seed(4)
+    return torch.randn(examples, positions, inputs, generator=draw), torch.randn(
+        examples, positions, outputs, generator=draw
+    )
+
+
+def exact_norms(a, g):
+    return torch.stack([(one.double().t() @ other.double()).norm() for one, other in zip(g, a, strict=True)])
+
+
+def test_norms_of_long_gram_sums_are_those_of_the_definition():
+    """In float32 their bound is 1 % of the square, so the probe refused the graph of the bidirectional LSTM."""
+    a, g = long_sums()
+    exact = exact_norms(a, g)
+    norms = graph_records.OuterGradients(a, g).square_norms().sqrt()
+    assert (norms >= exact).all()
+    assert (norms <= exact * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-19, 1.0, 1e8])
+@pytest.mark.parametrize("rest", [1.0, 1e-3, 1e-6, 0.0])
+def test_norms_of_long_gram_sums_are_never_too_short(rest, size):
+    """Positions that cancel: the clipped sum itself, as float32 adds it up, is no longer than the clip norm."""
+    a, g = long_sums(positions=2)
+    a[:, 1], g[:, 1] = -a[:, 0] + rest * a[:, 1], g[:, 0]
+    a *= size
+    gradients = graph_records.OuterGradients(a, g)
+    norms = gradients.square_norms().sqrt()
+    assert (norms >= exact_norms(a, g)).all()
+    for clip_norm in (1e-6, 1.0):
+        factors = clip_factors(norms, clip_norm)
+        for index in range(len(a)):
+            total = torch.zeros(g.shape[2], a.shape[2])
+            gradients.add_clipped(factors * (torch.arange(len(a)) == index), total)
+            assert float(total.double().norm()) <= clip_norm
+
+
+def test_a_factor_of_a_long_gram_sum_that_is_too_large_counts_as_non_finite():
+    a, g = long_sums()
+    a[1, 3], g[1, 3] = 1e20, 1e-20
+    a[2, 0, 0] = float("nan")
+    norms = graph_records.OuterGradients(a, g).square_norms()
+    assert norms.isfinite().tolist() == [True, False, False, True]
+
+
+@pytest.mark.slow
+def test_the_bidirectional_lstm_runs_as_its_graph():
+    model = build_model("bilstm", input_shape=(25,), classes=2, kind=Kind.TEXT, vocabulary=200, settings={})
+    assert agrees_with_examples(GraphWorker(model, certificate_of(model)))
 
 
 @pytest.mark.parametrize("worker", ["encoder", "tied", "recurrent"], indirect=True)

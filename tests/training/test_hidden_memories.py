@@ -334,7 +334,7 @@ def test_outputs_of_every_shape_are_guarded(shape, monkeypatch):
     """The guard was skipped unless outputs had two axes; here it sees what no walk does."""
     monkeypatch.setattr(state.ModuleState, "find_change", lambda self, module=None: None)
     box = types.SimpleNamespace(shape=shape, memory=(101, 0.0))
-    with pytest.raises(Refused, match="another gradient"):
+    with pytest.raises(Refused, match="the gradient of the same example"):
         sightline.clipped_gradient(Shaped(*attribute("memory"), box), squared, X, Y.float(), 1.0)
 
 

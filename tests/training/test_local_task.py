@@ -51,5 +51,5 @@ def test_clients_get_their_own_rows():
 def test_the_linear_term_comes_from_one_side_only():
     assert LocalTask(linear=torch.ones(2)).add_linear(None).linear.tolist() == [1.0, 1.0]
     assert AS_PLANNED.add_linear(ROWS).linear is ROWS
-    with pytest.raises(InvalidInput, match="one of the two"):
+    with pytest.raises(InvalidInput, match="give only one of them"):
         LocalTask(linear=torch.ones(2)).add_linear(ROWS)

@@ -45,7 +45,7 @@ def small_mlp():
 
 
 class Clock:
-    """Time that passes only where a path is taken: so many seconds for each."""
+    """A clock that advances only when a path runs, by `seconds` for each path."""
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.runs = 0.0, []
@@ -202,7 +202,9 @@ def test_words_that_nobody_knows_are_refused():
     with pytest.raises(InvalidInput, match=r"paths\.plain=magic"):
         read_paths({"plain": "magic"})
     # A path of an older version: its bits cannot be reproduced, so its runs are not resumed.
-    with pytest.raises(InvalidInput, match=r"paths\.plain=folded.*knows stack, loop, compiled; use the version that"):
+    with pytest.raises(
+        InvalidInput, match=r"paths\.plain=folded.*must be one of stack, loop, compiled; use the version that"
+    ):
         read_paths({"plain": "folded"})
     with pytest.raises(InvalidInput, match=r"paths\.speed=magic"):
         read_paths({"speed": "magic"})

@@ -29,7 +29,7 @@ def naive(model, loss, x, y, clip_norm):
 
 
 class Odd(nn.Module):
-    """A module of somebody's own, with a bare parameter, a buffer, a setting and a frozen layer."""
+    """A user's module, with a bare parameter, a buffer, a setting and a frozen layer."""
 
     def __init__(self, outputs=3):
         super().__init__()
@@ -261,8 +261,8 @@ def remembering():
         (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), None, "mixes examples"),
         (Counting(), None, "forward changes"),
         (nn.Linear(5, 3), keeping, "computing it changes"),
-        (nn.Linear(5, 3), remembering(), "loss=loss: gives another gradient"),
-        (nn.Linear(5, 3), nn.Sequential(nn.Linear(3, 3)), "parameters of its own"),
+        (nn.Linear(5, 3), remembering(), "loss=loss: the gradient of the same example"),
+        (nn.Linear(5, 3), nn.Sequential(nn.Linear(3, 3)), "the loss has trainable parameters"),
     ],
 )
 def test_what_no_clip_would_bound_is_refused(model, loss, message):
@@ -274,17 +274,17 @@ def test_what_no_clip_would_bound_is_refused(model, loss, message):
     ("change", "message"),
     [
         ({"model": nn.Linear(5, 3).double()}, "float32"),
-        ({"model": nn.Linear(5, 3).requires_grad_(False)}, "no parameters that are trained"),
+        ({"model": nn.Linear(5, 3).requires_grad_(False)}, "has no trainable parameters"),
         ({"model": nn.Linear(4, 3)}, "fails on a batch of shape"),
-        ({"model": lambda x: x}, "is no torch.nn.Module"),
-        ({"x": VECTORS.double()}, "inputs are float32"),
+        ({"model": lambda x: x}, "is not a torch.nn.Module"),
+        ({"x": VECTORS.double()}, "inputs must be float32"),
         ({"x": VECTORS[:4]}, "one row per example"),
         ({"y": LABELS.numpy()}, "pair .* of tensors"),
         ({"y": LABELS + 1}, "from 0 to 2"),
         ({"y": NUMBERS}, "give the loss"),
         ({"loss": 3}, "function of"),
         ({"loss": lambda outputs, targets: outputs}, "one number"),
-        ({"clip_norm": 0.0}, "clip norm"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0: must be"),
     ],
 )
 def test_what_cannot_be_clipped_is_told_in_one_line(change, message):

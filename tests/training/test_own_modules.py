@@ -181,7 +181,7 @@ def plain_end(model, shards, client):
 @pytest.mark.parametrize("trained", [plain_end, private_end])
 @pytest.mark.parametrize("name", [*strange.REMEMBERING, "LateAttribute"])
 def test_no_client_reaches_another_through_what_a_module_keeps(name, trained):
-    """The second client's end is the same whoever trained before it, or the module is refused."""
+    """The second client's model does not depend on who trained before it, or the module is refused."""
     quiet, loud = Shard(*examples(6)), Shard(*examples(6, outlier=True, seed=4))
     other = Shard(*examples(6, seed=5))
     try:
@@ -210,7 +210,7 @@ def test_what_changed_is_named_with_a_way_out():
         with pytest.raises(Refused) as error:
             model_of(name)
         assert words in str(error.value), name
-        assert "let forward change nothing but its result" in str(error.value)
+        assert "make forward change nothing except its result" in str(error.value)
 
 
 def test_a_memory_that_begins_later_is_refused_when_it_begins():

@@ -55,12 +55,12 @@ def test_examples_are_not_clipped_in_it():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"local.compiled": True, "model.name": "linear"}, "compiled code computes in float32"),
-        ({"algorithm": {"name": "fedavg", "split": {"parts": 2}}}, "parts of algorithm.split are trained in float32"),
-        ({"privacy": {"unit": "sample", "mechanism": "objective", "epsilon": 1.0}}, "on the gradients themselves"),
+        ({"local.compiled": True, "model.name": "linear"}, "compiled training computes in float32"),
+        ({"algorithm": {"name": "fedavg", "split": {"parts": 2}}}, "algorithm.split trains in float32"),
+        ({"privacy": {"unit": "sample", "mechanism": "objective", "epsilon": 1.0}}, "holds for exact gradients"),
         ({"privacy.unit": "sample"}, r'clipped in float32, .*; use precision = "float32", or unit = "client"$'),
         ({"privacy.unit": "sample", "privacy.where": "server", "local": {"steps": 1}}, "clipped in float32"),
-        ({"device": "cuda"}, "local.precision is chosen on the CPU"),
+        ({"device": "cuda"}, "local.precision applies only on the CPU"),
     ],
 )
 def test_where_it_is_not_proved_it_is_refused(changes, message):

@@ -71,7 +71,7 @@ def test_labels_outside_the_classes_never_reach_the_kernel(model, label):
 def test_no_compiler_is_one_line_before_a_run_exists(monkeypatch, tmp_path, fresh_search):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(InvalidInput, match=r"local.compiled=True: there is no C compiler here; install one"):
+    with pytest.raises(InvalidInput, match=r"local.compiled=True: no C compiler was found; install one"):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -82,7 +82,8 @@ def test_a_compiler_that_fails_says_why(monkeypatch, tmp_path, fresh_search):
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     with pytest.raises(
-        InvalidInput, match=r"local.compiled=True: .* could not compile it \(no such target\); leave it out"
+        InvalidInput,
+        match=r"local.compiled=True: .* could not compile the kernels \(no such target\); remove local.compiled",
     ):
         sightline.run(parse(changed(TINY, {"local.compiled": True})), out=tmp_path / "run")
 

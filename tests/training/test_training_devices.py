@@ -87,9 +87,7 @@ def test_a_device_that_is_not_there_is_one_line_and_exit_code_2(nothing_there, t
     (tmp_path / "small.toml").write_text('rounds = 1\ndevice = "cuda"\n')
     found = command("run", "small.toml", cwd=tmp_path)
     assert found.returncode == 2
-    assert found.stderr.strip().endswith(
-        'device=cuda: torch finds no such device here; use device = "cpu", or leave it out'
-    )
+    assert found.stderr.strip().endswith('device=cuda: torch does not find this device; use device = "cpu", or omit it')
     assert found.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
@@ -98,8 +96,14 @@ def test_a_device_that_is_not_there_is_one_line_and_exit_code_2(nothing_there, t
     ("more", "said"),
     [
         ({"device": "tpu"}, "device=tpu: should be 'auto', 'cpu', 'cuda' or 'mps'"),
-        ({"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}}, "local.compiled is code on"),
-        ({"device": "mps", "algorithm": {"name": "fedavg", "split": {"parts": 2}}}, "the parts of algorithm.split"),
+        (
+            {"device": "cuda", "local": {"compiled": True}, "model": {"name": "linear"}},
+            "compiled training runs only on",
+        ),
+        (
+            {"device": "mps", "algorithm": {"name": "fedavg", "split": {"parts": 2}}},
+            "algorithm.split trains only on the CPU",
+        ),
     ],
 )
 def test_what_runs_on_the_cpu_only_is_refused_elsewhere(more, said):
@@ -121,7 +125,7 @@ def test_auto_takes_the_first_device_that_clips_right(monkeypatch):
     assert devices.find_device("auto").type == "cuda"
     wrong.add("cuda")
     assert devices.find_device("auto").type == "mps"
-    with pytest.raises(InvalidInput, match="device=cuda: clipping there is not what it is on the CPU: long"):
+    with pytest.raises(InvalidInput, match="device=cuda: clipped sums differ from those on the CPU: long"):
         devices.find_device("cuda")
     there.clear()
     assert devices.find_device("auto").type == "cpu"
@@ -147,7 +151,11 @@ def lost_rows(rows, clip_norm):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(short_products, "has norm 1.00"), (no_mask, "not finite is not zero"), (lost_rows, "its sum is another")],
+    [
+        (short_products, "has norm 1.00"),
+        (no_mask, "a non-finite row is not set to zero"),
+        (lost_rows, "the sum differs"),
+    ],
 )
 def test_a_device_that_clips_wrong_is_found_out(wrong, said, monkeypatch):
     def clip(rows, clip_norm, calls=[]):  # noqa: B006
@@ -185,7 +193,7 @@ def test_nothing_leaves_a_device_after_a_module_has_changed(what, away):
 
     worker.module.register_forward_hook(change)
     worker.state = worker.saved = None  # the hook was there from the beginning
-    with pytest.raises(Refused, match=r"forward changes|did not on a probe \(RuntimeError: During a grad .* mutate"):
+    with pytest.raises(Refused, match=r"forward changes|not on made-up inputs \(RuntimeError: During a grad .* mutate"):
         clipped_gradient_sum(model, vector, x, y, clip_norm=1.0)
     with pytest.raises(Refused, match="forward changes"):
         evaluate_model(model, vector, Shard(x, y))
@@ -206,7 +214,7 @@ def test_a_model_that_does_not_run_on_a_device_is_refused_in_one_line(monkeypatc
         dispatch.place_model(model, torch.device("meta"))
     assert "\n" not in str(found.value)
     monkeypatch.setattr(dispatch, "probe_device", lambda worker: False)
-    with pytest.raises(InvalidInput, match="gradients of strange_modules:Plain are not those that it has on the CPU"):
+    with pytest.raises(InvalidInput, match="gradients of strange_modules:Plain differ from those on the CPU"):
         dispatch.place_model(model, torch.device("meta"))
 
 
@@ -234,7 +242,7 @@ def test_another_device_is_a_change_that_whoever_resumes_accepts(nothing_there, 
     assert "device" not in describe_identity(setting, tmp_path / "run")
     record = RunRecord.open(tmp_path / "run")
     try:
-        with pytest.raises(InvalidInput, match="device cpu -> mps; bring it back, or go on with --accept-changes"):
+        with pytest.raises(InvalidInput, match="device cpu -> mps; restore it, or resume with --accept-changes"):
             check_identity(record, elsewhere, accept=False)
         assert check_identity(record, elsewhere, accept=True)[1] == ["device cpu -> mps"]
     finally:

@@ -20,7 +20,7 @@ from sightline.training import (
     dp_sgd,
     evaluate_many,
     evaluate_model,
-    local_sgd,
+    local_training,
     train_local,
 )
 from sightline.training.clipping import clipped_rows, row_norms
@@ -70,7 +70,7 @@ def test_blocks_do_not_change_results(case, monkeypatch):
     shards, start = [shard_of(model, n, rng) for n in (5, 1, 12, 7, 3)], model.init(rng)
     work = LocalWork(0.1, batch_size=4, epochs=1)
     whole = run(model, start, shards, work)
-    monkeypatch.setattr(local_sgd, "BLOCK_BYTES", 4 * model.parameters * 2)
+    monkeypatch.setattr(local_training, "BLOCK_BYTES", 4 * model.parameters * 2)
     torch.testing.assert_close(run(model, start, shards, work), whole, rtol=0, atol=1e-6)
 
 

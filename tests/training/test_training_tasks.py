@@ -25,13 +25,12 @@ from sightline.training import (
     train_local,
 )
 from sightline.training.dispatch import dense_layers, stacking_for, worker_for
-from sightline.training.dp_sgd import private_loop
 from sightline.training.dp_sgd_settings import DPSGDSettings, ViewKind, Views
 from sightline.training.fast.autograd_worker import AutogradWorker
 from sightline.training.fast.chains import ChainWorker
-from sightline.training.fast.stacked import StackWalk
+from sightline.training.fast.stacked import PlainRun, PrivateRun
 from sightline.training.gradients import GradientWorker, one_by_one
-from sightline.training.local_sgd import train_in_turn
+from sightline.training.local_training import train_in_turn, train_privately_in_turn
 
 RNG = np.random.default_rng
 TOKENS, WORDS, LABELS = 5, 7, 4
@@ -150,7 +149,7 @@ def test_other_losses_never_take_a_path_of_cross_entropy():
 
     for task in ("binary", "multilabel", "regression"):
         assert stacking_for(model_of(task, "cnn")) is None
-        with pytest.raises(InvalidInput, match="compiled code has the gradient of cross entropy"):
+        with pytest.raises(InvalidInput, match="compiled code computes only the gradient of cross entropy"):
             check_kernel(model_of(task, "linear"))
     assert dense_layers(own_model("huber")) is None
 
@@ -165,13 +164,14 @@ def test_stacks_are_every_client_by_itself(task, network):
     start, worker = model.init(RNG(5)), worker_for(model)
     work = LocalWork(0.1, batch_size=4, epochs=2, momentum=0.5)
     found = rows_of(train_local(model, start, shards, work, rngs=[RNG(i) for i in range(4)]))
-    walk = StackWalk(model, start, shards, work, [RNG(i) for i in range(4)], LocalTerms(), [6, 2, 4, 8])
-    alone = rows_of(train_in_turn(walk, range(4)))
+    run = PlainRun(model, start, shards, work, LocalTerms(), [RNG(i) for i in range(4)], [6, 2, 4, 8])
+    alone = rows_of(train_in_turn(run, range(4)))
     for client in range(4):
         torch.testing.assert_close(found[client], alone[client], rtol=1e-4, atol=1e-5)
     how = [DPSGDSettings(0.3, [0.2] * 4, [0.6] * 4, [3] * 4, [4.0] * 4, rngs(1), rngs(2)) for _ in range(2)]
+    private = PrivateRun(model, start, shards, work, LocalTerms(), how[1])
     stacked = rows_of(dp_sgd(model, start, shards, work, how[0]))
-    looped = rows_of(private_loop(model, start, shards, work, LocalTerms(), how[1], range(4)))
+    looped = rows_of(train_privately_in_turn(private, range(4)))
     for client in range(4):
         torch.testing.assert_close(stacked[client], looped[client], rtol=1e-4, atol=1e-5)
     vectors = torch.stack([found[client] for client in range(4)])
@@ -322,7 +322,7 @@ def test_a_loss_of_the_users_own_is_given_one_example(loss):
 
 
 def test_a_loss_has_a_name():
-    with pytest.raises(InvalidInput, match="known by its name"):
+    with pytest.raises(InvalidInput, match="must have a name"):
         Task("own", own_loss=own_losses.huber)
 
 
@@ -344,7 +344,7 @@ def test_a_loss_that_remembers_is_refused(loss):
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ("two_numbers", r"gives \(2,\) for one example; return one number"),
+        ("two_numbers", r"returns \(2,\) for one example; return one number"),
         ("fails", r"fails on an output of shape \(1,\).*RuntimeError: no such thing"),
         ("constant", "does not depend on the output"),
     ],
@@ -404,9 +404,9 @@ def test_a_task_needs_targets_of_its_kind():
         task = build_task(name, federation)
         assert count_outputs(task, federation) == outputs
         assert probe_targets(task, outputs, 2).shape == (2, *task.target_shape)
-    bad = [("classification", numbers, {}, "no labels"), ("binary", labels, {}, "3 classes"),
-           ("multilabel", labels, {}, "no sets of labels"), ("regression", labels, {}, "predicts numbers"),
-           ("language", labels, {}, "no token sequences"), ("classification", tokens, text, "no labels")]  # fmt: skip
+    bad = [("classification", numbers, {}, "not labels"), ("binary", labels, {}, "3 classes"),
+           ("multilabel", labels, {}, "not sets of labels"), ("regression", labels, {}, "predicts numbers"),
+           ("language", labels, {}, "not token sequences"), ("classification", tokens, text, "not labels")]  # fmt: skip
     for name, y, facts, words in bad:
         with pytest.raises(InvalidInput, match=words):
             build_task(name, federation_of(y, **facts))

@@ -150,7 +150,9 @@ def experiment(**augment):
 
 
 def test_the_data_set_is_not_augmented():
-    with pytest.raises(Refused, match=r"local\.augment\.of=dataset: 4 copies of one example .* 4 times as far; use of"):
+    with pytest.raises(
+        Refused, match=r"local\.augment\.of=dataset: 4 copies of one example .* 4 times as much; use of"
+    ):
         experiment(of="dataset")
 
 
@@ -168,7 +170,7 @@ def test_views_need_sample_level_noise():
 
 
 def test_only_images_have_views():
-    with pytest.raises(InvalidInput, match="only images have views"):
+    with pytest.raises(InvalidInput, match="this kind of view needs images"):
         Views(2, ViewKind.FLIP).of(np.zeros((3, 7), np.float32), rng=RNG(0))
 
 

@@ -108,7 +108,7 @@ ROWS = [("baseline", 1), ("ours", 1)] + [(method, d) for d in (3, 8) for method 
 
 
 def table1() -> Iterator[Cell]:
-    """Sample level, seed by seed: a table that was broken off is even."""
+    """Order sample-level cells by seed, so that an interrupted table is balanced."""
     for seed in SEEDS:
         yield from (central("fashion_mnist", method, parts, seed, "noisy") for method, parts in ROWS)
         for source in ("fashion_mnist", "cifar10") if seed in FEW else ():

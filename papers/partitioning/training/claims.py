@@ -170,7 +170,7 @@ def judge_submodels(rows: list[Row], table: str) -> Iterator[Finding]:
 
 
 FAR = 3.0
-"""A gap that is so many times the paper's has its sign alone."""
+"""Beyond this multiple of the paper's gap, only the sign counts as reproduced."""
 
 
 def explain_split(rows: list[Row], table: str) -> str:

@@ -11,32 +11,26 @@ from sightline.accounting.accountant import (
     refuse_large_delta,
 )
 from sightline.accounting.calibration import Budget, BudgetLine, calibrate, share_budget
-from sightline.accounting.certified import Certificate, certify_balanced
+from sightline.accounting.certified import SampledCertificate, certify_balanced
 from sightline.accounting.compositions import Composition
-from sightline.accounting.correlated_scheme import correlated
 from sightline.accounting.filters import GaussianBound, GaussianFilter, RenyiFilter
 from sightline.accounting.interop import from_dp_event, to_dp_event
-from sightline.accounting.renyi import renyi_divergence
-from sightline.accounting.schemes import (
-    SCHEMES,
-    Claim,
-    Parameter,
-    Scheme,
-    SchemeFamily,
+from sightline.accounting.named_schemes import (
     balanced,
     check_ins,
     clustered,
     convex,
     convex_once,
+    correlated,
     dropout,
     fixed,
     gaussian,
     poisson,
     pooled,
-    register_scheme,
     segment,
     split,
 )
+from sightline.accounting.schemes import SCHEMES, Claim, Parameter, Scheme, SchemeFamily, register_scheme
 from sightline.accounting.strategies import (
     Strategy,
     charge_stream,
@@ -54,7 +48,6 @@ __all__ = [
     "Accountant",
     "Budget",
     "BudgetLine",
-    "Certificate",
     "Claim",
     "Composition",
     "GaussianBound",
@@ -62,6 +55,7 @@ __all__ = [
     "Headroom",
     "Parameter",
     "RenyiFilter",
+    "SampledCertificate",
     "Scheme",
     "SchemeFamily",
     "Strategy",
@@ -94,7 +88,6 @@ __all__ = [
     "redo_multiplier",
     "refuse_large_delta",
     "register_scheme",
-    "renyi_divergence",
     "segment",
     "share_budget",
     "split",

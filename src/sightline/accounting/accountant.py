@@ -156,7 +156,7 @@ def summed_epsilon(counts: Mapping[Event, int]) -> float:
 def delta(events: Composition, epsilon: float, *, accountant: Accountant = Accountant.PLD) -> float:
     """Return an upper bound on the delta of a composition at epsilon."""
     if not epsilon >= 0:
-        invalid("epsilon", epsilon, "epsilon is not negative")
+        invalid("epsilon", epsilon, "epsilon must be >= 0")
     counts = canonical_form(events)
     if not counts:
         return 0.0
@@ -177,7 +177,7 @@ def epsilon_curve(event: Event, times: int, delta: float, *, accountant: Account
     """Return epsilon after 1, 2, ..., `times` repetitions of an event; never decreasing."""
     check_delta(delta)
     if times < 0:
-        invalid("times", times, "a count is not negative")
+        invalid("times", times, "a count must be >= 0")
     values: list[float] = []
     for count in range(1, times + 1):
         # Two counts may be accounted on different grids, so monotonicity is enforced.
@@ -206,7 +206,9 @@ def interval(events: Composition, delta: float) -> tuple[float, float]:
 def check_delta(delta: float) -> None:
     """Raise unless delta is a probability that the arithmetic can reach."""
     if not SMALLEST_DELTA <= delta < 1:
-        reason = "delta lies in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} are not computed"
+        reason = (
+            "delta must lie in (0, 1)" if not 0 < delta < 1 else f"deltas below {SMALLEST_DELTA} cannot be computed"
+        )
         invalid("delta", delta, reason, "use a value such as 1e-5, below one over the number of subjects")
 
 
@@ -319,11 +321,11 @@ class Bridged:
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-            invalid("noise_multiplier", self.noise_multiplier, "noise is positive and finite")
+            invalid("noise_multiplier", self.noise_multiplier, "noise must be positive and finite")
         if not 0 < self.rate <= 1:
-            invalid("rate", self.rate, "a participation probability lies in (0, 1]")
+            invalid("rate", self.rate, "a participation probability must lie in (0, 1]")
         if self.bridges < 0 or self.own not in (0, 1):
-            invalid("bridges", self.bridges, "is a count, and the subject is in the release once or not at all")
+            invalid("bridges", self.bridges, "must be a count, and own must be 0 or 1")
 
     @property
     def worst(self) -> ev.Gaussian:

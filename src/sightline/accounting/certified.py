@@ -44,7 +44,7 @@ Histogram = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Certificate:
+class SampledCertificate:
     """An epsilon at delta with its evidence: `beta` is the chance, over the draws of `seed`, that it is wrong.
 
     Guarantees: (epsilon, delta) holds for this schedule by itself, with beta included in delta; it is not a law that
@@ -60,7 +60,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class AllocationSchedule:
     """Exactly `uses` of `steps` steps, drawn again in each of `epochs` epochs; each use shifts by `strength`."""
 
     steps: int
@@ -128,7 +128,7 @@ class SubsetSampler:
     the c_t are drawn: subset by subset, each weighted by what all further subsets can add.
     """
 
-    def __init__(self, schedule: Schedule, order: int) -> None:
+    def __init__(self, schedule: AllocationSchedule, order: int) -> None:
         self.schedule, self.order = schedule, order
         self._growth = schedule.strength**2
         self._moves = lru_cache(None)(self._list_moves)
@@ -257,7 +257,7 @@ class Backward:
     L is not below its geometric mean, so a draw only counts where the sum of y is low, and its weight is small there.
     """
 
-    schedule: Schedule
+    schedule: AllocationSchedule
     at: float
 
     def log_range(self, shift: float) -> float:
@@ -316,7 +316,7 @@ def upper_mean(mean: float, draws: int, log_odds: float) -> float:
 def certify_balanced(
     *, noise: float, steps: int, uses: int, epochs: int = 1, delta: float, seed: int = 0, beta: float = BETA,
     draws: int | None = None,
-) -> Certificate:  # fmt: skip
+) -> SampledCertificate:  # fmt: skip
     """Return epsilon of `uses` of `steps` steps, certified by draws where that helps, else the block bound.
 
     >>> found = certify_balanced(noise=0.7, steps=30, uses=4, delta=1e-5, draws=20_000)
@@ -325,8 +325,8 @@ def certify_balanced(
     """
     check_delta(delta)
     event = Allocation(steps, uses, Gaussian(noise))
-    block = Certificate(epsilon({event: epochs}, delta), delta, False, 0.0, seed, 0)
-    schedule = Schedule(steps, uses, epochs, 1 / noise)
+    block = SampledCertificate(epsilon({event: epochs}, delta), delta, False, 0.0, seed, 0)
+    schedule = AllocationSchedule(steps, uses, epochs, 1 / noise)
     draws = schedule.count_draws() if draws is None else draws
     # k = 1 has an exact block bound and k = T is a Gaussian: sampling could not gain anything.
     if uses in (1, steps) or not draws or schedule.strength > STRONGEST or not 2 * beta < delta or block.epsilon == 0:
@@ -343,11 +343,11 @@ def certify_balanced(
         if at >= block.epsilon:
             return block
         if verify_epsilon(forward, event, at, delta - beta, log_odds, draws, rng):
-            return Certificate(at, delta, True, beta, seed, draws)
+            return SampledCertificate(at, delta, True, beta, seed, draws)
     return block
 
 
-def choose_order(schedule: Schedule, at: float) -> Forward:
+def choose_order(schedule: AllocationSchedule, at: float) -> Forward:
     """Return the estimator of the order at which one draw has the smallest range."""
     result = [Forward(SubsetSampler(schedule, order)) for order in list_orders(schedule.fewer)]
     return min(result, key=lambda one: one.log_range(at))

@@ -30,12 +30,12 @@ def canonical_form(events: Composition) -> dict[Event, int]:
     counts: Counter[Event] = Counter()
     for event, times in events.items():
         if times < 0 or int(times) != times:
-            invalid("times", times, "an event is counted a whole number of times")
+            invalid("times", times, "an event must be counted a whole number of times")
         if times:
             for part, repeats in parts_of(event).items():
                 counts[part] += repeats * int(times)
     if counts and (most := max(counts.values())) > ev.MOST_COUNTED:
-        invalid("times", most, f"an event is counted at most {ev.MOST_COUNTED:.0e} times")
+        invalid("times", most, f"an event can be counted at most {ev.MOST_COUNTED:.0e} times")
     check_adjacency(counts)
     return merged_gaussians(counts)
 
@@ -182,6 +182,6 @@ def check_adjacency(counts: Mapping[Event, int]) -> None:
             "use Poisson cohorts, or fixed_cohort for cohorts of a fixed size under add/remove",
         )
     if replaced and hidden:
-        reason = "a replaced segment is accounted under replace-one adjacency, hidden sampling under add/remove"
+        reason = "replaced_segment is accounted under replace-one adjacency, hidden sampling under add/remove"
         mixed = " and ".join(sorted(kind.kind for kind in hidden | replaced))
         refuse("composition", mixed, reason, "use one adjacency")

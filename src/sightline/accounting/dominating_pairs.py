@@ -189,10 +189,10 @@ def add_apart(out: Array, mass: Array, shift: Array, step: float) -> float:
     return float(np.dot(mass[below], 1 - kept))
 
 
-def place_on_lattice(place: Array, step: float) -> tuple[NDArray[np.int64], Array]:
-    """Return the lattice point below each place (in steps), and the mean-preserving part for the point above it."""
-    below = np.floor(place)
-    return below.astype(np.int64), np.expm1((place - below) * step) / np.expm1(step)
+def place_on_lattice(position: Array, step: float) -> tuple[NDArray[np.int64], Array]:
+    """Return the lattice point below each position (in steps), and the mean-preserving part for the point above it."""
+    below = np.floor(position)
+    return below.astype(np.int64), np.expm1((position - below) * step) / np.expm1(step)
 
 
 # Native lattice step over the spread of a law that is processed further.

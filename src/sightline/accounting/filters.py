@@ -55,7 +55,7 @@ class GaussianBound:
 
     def __post_init__(self) -> None:
         if not (self.mu >= 0 and 0 <= self.d0 <= 1):
-            invalid("bound", f"({self.mu}, {self.d0})", "mu is not negative and d0 is a probability")
+            invalid("bound", f"({self.mu}, {self.d0})", "mu must be >= 0 and d0 a probability")
 
 
 def gaussian_strength(epsilon: float, delta: float) -> float:
@@ -66,7 +66,7 @@ def gaussian_strength(epsilon: float, delta: float) -> float:
     """
     check_delta(delta)
     if not (epsilon >= 0 and math.isfinite(epsilon)):
-        invalid("epsilon", epsilon, "a budget is not negative and finite")
+        invalid("epsilon", epsilon, "a budget must be >= 0 and finite")
     low, high = 0.0, 1.0
     while gaussian_delta(high, epsilon) <= delta:
         low, high = high, 2 * high
@@ -138,11 +138,11 @@ def bound_delta_curve(counts: Composition, least: float) -> DeltaCurve | None:
     deltas[-1] = min(deltas[-1], least)
     steps = np.geomspace(ANCHORS[-1], least, max(2, math.ceil(-math.log10(least) / 2)))
     anchors = (*ANCHORS, *(float(step) for step in steps[1:]))
-    law = False
+    has_law = False
     with suppress(NoLaw, TooFine):
         deltas = np.minimum(deltas, pld_delta_curve(counts, epsilons, anchors))
-        law = True
-    if not law or moments_may_win(counts):
+        has_law = True
+    if not has_law or moments_may_win(counts):
         # Each value is repeated to the right: delta falls with epsilon, so the value at a lower epsilon is an upper
         # bound.
         result = renyi_delta_curve(counts, epsilons[::SPARSE])
@@ -198,9 +198,9 @@ class GaussianFilter:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if not 0 < self.failures < 1:
-            invalid("failures", self.failures, "a share of delta lies in (0, 1)")
+            invalid("failures", self.failures, "a share of delta must lie in (0, 1)")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            invalid("epsilon", self.epsilon, "a budget is positive and finite")
+            invalid("epsilon", self.epsilon, "a budget must be positive and finite")
 
     @property
     def most_d0(self) -> float:
@@ -260,9 +260,9 @@ class RenyiFilter:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if not (isinstance(self.order, int) and 2 <= self.order <= MOST_ORDER):
-            invalid("order", self.order, f"is a whole number from 2 to {MOST_ORDER}")
+            invalid("order", self.order, f"must be a whole number from 2 to {MOST_ORDER}")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            invalid("epsilon", self.epsilon, "a budget is positive and finite")
+            invalid("epsilon", self.epsilon, "a budget must be positive and finite")
 
     @property
     def most_missing(self) -> float:

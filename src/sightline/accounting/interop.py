@@ -49,7 +49,7 @@ def from_dp_event(event: Any) -> Event:
     }
     name = type(event).__name__
     if name not in readers:
-        invalid("dp_event", name, "no event of ours says the same", f"known: {', '.join(sorted(readers))}")
+        invalid("dp_event", name, "Sightline has no equivalent event", f"known: {', '.join(sorted(readers))}")
     return readers[name](event)
 
 
@@ -61,14 +61,14 @@ def sample_event(rate: float, event: Event) -> Event:
 def response_epsilon(noise_parameter: float, num_buckets: int) -> float:
     """Return epsilon of randomised response that answers at random with probability `noise_parameter`."""
     if noise_parameter <= 0:
-        invalid("noise_parameter", noise_parameter, "without noise nothing is hidden", "use Clear()")
+        invalid("noise_parameter", noise_parameter, "a release without noise has no finite epsilon", "use Clear()")
     return math.log1p(num_buckets * (1 - noise_parameter) / noise_parameter)
 
 
 @singledispatch
 def convert_event(event: Event) -> Any:
     """Return the `DpEvent` of one event. Raises for kinds without a registered conversion."""
-    invalid("event", event.kind, "dp_accounting has no event that says the same", "account it with sightline")
+    invalid("event", event.kind, "dp_accounting has no equivalent event", "account it with Sightline")
 
 
 @convert_event.register

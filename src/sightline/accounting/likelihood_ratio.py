@@ -94,9 +94,9 @@ def resplit_atoms(loss: Array, mass: Array, step: float, *, zero: float = 0.0, i
     """
     # The lattice starts at the lowest atom, not at a multiple of the step: after Poisson sampling most of the mass sits
     # at 1 - g exactly, and composition only adds the starts.
-    place = (loss - loss[0]) / step
-    below = np.floor(place)
-    upward = np.expm1((place - below) * step) / np.expm1(step)
+    position = (loss - loss[0]) / step
+    below = np.floor(position)
+    upward = np.expm1((position - below) * step) / np.expm1(step)
     index = below.astype(np.int64)
     size = int(index[-1]) + 2
     out = np.bincount(index, mass * (1 - upward), size).astype(np.float64)

@@ -214,8 +214,8 @@ def bin_atoms(loss: Array, mass: Array, width: float) -> Atoms:
     inside = loss - base - index * width
     climb = np.bincount(index, mass * np.expm1(inside))
     keep = held > 0
-    places = base + width * np.flatnonzero(keep)
-    return Atoms(np.asarray(places + np.log1p(climb[keep] / held[keep])), held[keep])
+    edges = base + width * np.flatnonzero(keep)
+    return Atoms(np.asarray(edges + np.log1p(climb[keep] / held[keep])), held[keep])
 
 
 def pair_atoms(one: Atoms, other: Atoms, share: float | None) -> Atoms:

@@ -166,9 +166,9 @@ class Pair:
         """Return points with about `tail` of Q's mass below and of P's mass above."""
         far = float(-ndtri(tail))
         low, high = float(self.q.shifts.min()) - far, float(self.p.shifts.max()) + far
-        places = np.linspace(low, high, 400)
-        above = np.array([self.p.mass_above(y) for y in places])
-        return low, float(places[min(int(np.searchsorted(-above, -tail)), len(places) - 1)])
+        points = np.linspace(low, high, 400)
+        above = np.array([self.p.mass_above(y) for y in points])
+        return low, float(points[min(int(np.searchsorted(-above, -tail)), len(points) - 1)])
 
     def grid(self, tail: float) -> Array:
         """Return an increasing grid over the reach whose points are at most one panel width apart."""
@@ -212,9 +212,9 @@ def split_panels(pair: Pair, edges: Array, start: float, step: float, cells: int
     """Return the Q-mass of every lattice point, from all panels."""
     mass = np.zeros(cells + 1)
     for loss, weight in integrate_panels(pair, edges):
-        place = np.clip((loss.ravel() - start) / step, 0.0, cells)
-        below = np.minimum(np.floor(place), cells - 1)
-        upward = np.expm1((place - below) * step) / math.expm1(step)
+        position = np.clip((loss.ravel() - start) / step, 0.0, cells)
+        below = np.minimum(np.floor(position), cells - 1)
+        upward = np.expm1((position - below) * step) / math.expm1(step)
         index, held = below.astype(np.int64), weight.ravel()
         mass += np.bincount(index, held * (1 - upward), cells + 1)
         mass += np.bincount(index + 1, held * upward, cells + 1)
@@ -316,9 +316,9 @@ def masses_above_one(shift: float, rate: float, step: float, tail: float) -> tup
         half = np.diff(part) / 2
         y = (part[:-1, None] + half[:, None] * (1 + NODES)).ravel()
         held = np.exp(-y * y / 2) / math.sqrt(2 * math.pi) * (WEIGHTS * half[:, None]).ravel()
-        place = np.clip(sampled_loss(y, shift, rate) / step, 0.0, cells)
-        below = np.minimum(np.floor(place), cells - 1)
-        upward = np.expm1((place - below) * step) / math.expm1(step)
+        position = np.clip(sampled_loss(y, shift, rate) / step, 0.0, cells)
+        below = np.minimum(np.floor(position), cells - 1)
+        upward = np.expm1((position - below) * step) / math.expm1(step)
         index = below.astype(np.int64)
         mass += np.bincount(index, held * (1 - upward), cells + 1) + np.bincount(index + 1, held * upward, cells + 1)
     beyond = float(ndtr(-far))

@@ -143,41 +143,19 @@ def lower_step(step: float) -> float:
 LawKey = tuple[Event, float, float]
 
 
-@LawCache
-def forward_losses(event: Event, step: float, tail: float) -> Losses:
-    """Return log L under P for one event on a lattice."""
-    return forward_losses_of(lattice_law(event, step, tail))
+# Cached functions of a LawKey: log L under P, -log L under Q, and the first on twice the step, which shows the
+# discretisation error. The thin ones have a few thousand points, which is enough to choose an order.
+forward_losses = LawCache(lambda *key: forward_losses_of(lattice_law(*key)))
+backward_losses = LawCache(lambda *key: backward_losses_of(lattice_law(*key)))
+coarse_losses = LawCache(lambda event, step, tail: forward_losses_of(on_step(lattice_law(event, step, tail), 2 * step)))
+thin_law = LawCache(lambda event, step, tail: thin_out(lattice_law(event, step, tail), step))
+thin_forward = LawCache(lambda *key: forward_losses_of(thin_law(*key)))
+thin_backward = LawCache(lambda *key: backward_losses_of(thin_law(*key)))
 
 
-@LawCache
-def backward_losses(event: Event, step: float, tail: float) -> Losses:
-    """Return -log L under Q for one event on a lattice."""
-    return backward_losses_of(lattice_law(event, step, tail))
-
-
-@LawCache
-def coarse_losses(event: Event, step: float, tail: float) -> Losses:
-    """Return the forward losses on twice the step: the difference shows the discretisation error."""
-    return forward_losses_of(on_step(lattice_law(event, step, tail), 2 * step))
-
-
-@LawCache
-def thin_law(event: Event, step: float, tail: float) -> Law:
-    """Return the law on a lattice of a few thousand points: good enough to choose an order."""
-    law = lattice_law(event, step, tail)
+def thin_out(law: Law, step: float) -> Law:
+    """Return a law on a lattice of a few thousand points."""
     return on_step(law, step * max(1, len(law.mass) // THIN))
-
-
-@LawCache
-def thin_forward(event: Event, step: float, tail: float) -> Losses:
-    """Return log L under P on a thin lattice."""
-    return forward_losses_of(thin_law(event, step, tail))
-
-
-@LawCache
-def thin_backward(event: Event, step: float, tail: float) -> Losses:
-    """Return -log L under Q on a thin lattice."""
-    return backward_losses_of(thin_law(event, step, tail))
 
 
 @dataclass(frozen=True)

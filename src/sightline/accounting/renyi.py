@@ -29,7 +29,6 @@ from sightline.accounting.moments import (
     sampled_gaussian_moments,
     sampled_moments,
 )
-from sightline.errors import invalid
 from sightline.events import Event
 
 # Mass at the ends of the laws that backward moments are read from.
@@ -325,15 +324,3 @@ def least_delta(moments: Array, epsilons: Array) -> Array:
     at_zero = np.interp(a, ORDERS, moments) + (a - 1) * np.log1p(-1 / a) - np.log(a)
     exponent = at_zero[None, :] - (a - 1)[None, :] * epsilons[:, None]
     return np.asarray(np.exp(np.minimum(0.0, np.min(exponent, axis=1))))
-
-
-def renyi_divergence(event: Event, order: int) -> float:
-    """Return the larger of D_a(P || Q) and D_a(Q || P) of one event at an integer order.
-
-    >>> renyi_divergence(ev.Gaussian(2.0), 4)
-    0.5
-    """
-    if not 2 <= order <= MOST_ORDER:
-        invalid("order", order, f"moments are kept for the orders 2 to {MOST_ORDER}")
-    worst = max(forward_moments(event)[order], backward_moments(event).moments[order])
-    return float(worst / (order - 1))

@@ -42,8 +42,8 @@ class Strategy:
     >>> Strategy("band", steps=8, coefficients=(1.0, 0.0, 0.0, 0.9), bands=4)
     Traceback (most recent call last):
     ...
-    sightline.errors.Refused: coefficients[3]=0.9: coefficients that rise make the sensitivity larger than it is \
-counted; give coefficients that never rise
+    sightline.errors.Refused: coefficients[3]=0.9: coefficients must not rise: the sensitivity \
+would be larger than what is charged; give coefficients that never rise
     """
 
     name: str
@@ -57,26 +57,28 @@ counted; give coefficients that never rise
         check_strategy(self.name)
         check_steps(self.steps)
         if not 1 <= len(self.coefficients) <= self.steps:
-            invalid("coefficients", len(self.coefficients), f"there are 1 to {self.steps} of them, one for each step")
+            invalid(
+                "coefficients", len(self.coefficients), f"must have 1 to {self.steps} values, at most one for each step"
+            )
         if self.bands is not None and self.bands != len(self.coefficients):
-            invalid("bands", self.bands, f"it counts the coefficients, and there are {len(self.coefficients)}")
+            invalid("bands", self.bands, f"must be the number of coefficients, which is {len(self.coefficients)}")
         if self.coefficients[0] != 1.0:
-            invalid("coefficients[0]", self.coefficients[0], "the first coefficient is 1: each sum has its own noise")
+            invalid("coefficients[0]", self.coefficients[0], "the first coefficient must be 1")
         check_monotone(self.coefficients)
         if (self.weights or self.decays) and self.coefficients != expand_buffers(self.weights, self.decays, self.steps):
-            invalid("coefficients", self.name, "they are those of the buffers, c_i = sum_j w_j th_j^(i-1)")
+            invalid("coefficients", self.name, "must be those of the buffers, c_i = sum_j w_j th_j^(i-1)")
 
 
 def check_strategy(name: str) -> None:
     """Raise for an unknown strategy."""
     if name not in STRATEGIES:
-        invalid("strategy", name, "no such strategy", did_you_mean(name, list(STRATEGIES)))
+        invalid("strategy", name, "unknown strategy", did_you_mean(name, list(STRATEGIES)))
 
 
 def check_steps(steps: int) -> None:
     """Raise unless the number of rounds is a whole number from 1 to MOST_STEPS."""
     if not (1 <= steps <= MOST_STEPS and int(steps) == steps):
-        invalid("steps", steps, f"a whole number from 1 to {MOST_STEPS}")
+        invalid("steps", steps, f"must be a whole number from 1 to {MOST_STEPS}")
 
 
 def check_monotone(coefficients: Sequence[float]) -> None:
@@ -84,12 +86,12 @@ def check_monotone(coefficients: Sequence[float]) -> None:
     before = math.inf
     for index, value in enumerate(coefficients):
         if not (math.isfinite(value) and value >= 0):
-            refuse(f"coefficients[{index}]", value, "coefficients are not negative", "give numbers from 0 to 1")
+            refuse(f"coefficients[{index}]", value, "coefficients must not be negative", "give numbers from 0 to 1")
         if value > before:
             refuse(
                 f"coefficients[{index}]",
                 value,
-                "coefficients that rise make the sensitivity larger than it is counted",
+                "coefficients must not rise: the sensitivity would be larger than what is charged",
                 "give coefficients that never rise",
             )
         before = value
@@ -99,13 +101,13 @@ def check_participation(*, separation: int, uses: int) -> None:
     """Raise for an invalid participation, and for one in which correlated noise gains nothing."""
     for name, value in (("separation", separation), ("uses", uses)):
         if not (value >= 1 and int(value) == value):
-            invalid(name, value, "a whole number of at least 1")
+            invalid(name, value, "must be a whole number >= 1")
     if separation == 1:
         refuse(
             "separation",
             separation,
             "a client that takes part in every round gains nothing from correlated noise",
-            "let subjects take turns (separation 2 or more), or use independent noise",
+            "use separation 2 or more, or independent noise",
         )
 
 
@@ -146,7 +148,7 @@ def _make_strategy(
     column = read_workload(workload, steps)
     if name == "blt":
         if bands is not None:
-            refuse("bands", bands, "blt has buffers in the place of bands", "leave it out, or use bsr or band")
+            refuse("bands", bands, 'does not apply to strategy = "blt"', 'remove it, or use "bsr" or "band"')
         return find_buffers(steps, separation, uses, column)
     width = check_bands(min(separation, steps) if bands is None else bands, steps)
     if name == "bsr":
@@ -157,9 +159,9 @@ def _make_strategy(
 def check_bands(bands: int, steps: int) -> int:
     """Return the bands. Raises for an invalid number, and for one band, which is independent noise."""
     if not (1 <= bands <= steps and int(bands) == bands):
-        invalid("bands", bands, f"a whole number from 2 to the number of steps, {steps}")
+        invalid("bands", bands, f"must be a whole number from 2 to the number of steps, {steps}")
     if bands == 1:
-        refuse("bands", bands, "one band is independent noise: there is no gain", "give 2 or more")
+        refuse("bands", bands, "one band is independent noise, with no gain", "give 2 or more")
     return int(bands)
 
 
@@ -169,9 +171,9 @@ def read_workload(workload: Sequence[float] | None, steps: int) -> Array:
         return np.ones(steps)
     column = np.array(workload, dtype=np.float64)
     if column.shape != (steps,):
-        invalid("workload", len(workload), f"it has one number for each of the {steps} steps")
+        invalid("workload", len(workload), f"must have one number for each of the {steps} steps")
     if not (np.isfinite(column).all() and column.any()):
-        invalid("workload", "", "its numbers are finite and not all zero")
+        invalid("workload", "", "must have finite numbers, not all zero")
     return column
 
 
@@ -186,7 +188,7 @@ def square_root(bands: int) -> tuple[float, ...]:
 def expand_buffers(weights: Sequence[float], decays: Sequence[float], steps: int) -> tuple[float, ...]:
     """Return all coefficients of a buffered strategy: c_0 = 1, c_i = sum_j w_j th_j^(i-1)."""
     if len(weights) != len(decays) or not weights:
-        invalid("weights", len(weights), f"each buffer has a weight and a decay, and there are {len(decays)} decays")
+        invalid("weights", len(weights), f"must have one weight for each of the {len(decays)} decays")
     terms, result = list(weights), [1.0]
     for _ in range(1, steps):
         result.append(math.fsum(terms))
@@ -203,7 +205,12 @@ def make_buffers(weights: Sequence[float], decays: Sequence[float], *, steps: in
     check_steps(steps)
     for name, numbers in (("weights", weights), ("decays", decays)):
         if not all(0 <= one <= 1 for one in numbers):
-            refuse(name, " ".join(map(str, numbers)), "they lie in [0, 1], or coefficients could rise", "give others")
+            refuse(
+                name,
+                " ".join(map(str, numbers)),
+                "must lie in [0, 1], or coefficients could rise",
+                "give values from 0 to 1",
+            )
     pairs = (tuple(map(float, weights)), tuple(map(float, decays)))
     return Strategy("blt", steps, expand_buffers(*pairs, steps), None, *pairs)
 
@@ -305,12 +312,12 @@ def charge_turns(strategy: Strategy, *, noise: float, groups: int, rate: float) 
     check_noise(noise)
     check_participation(separation=groups, uses=1)
     if strategy.bands is None or strategy.bands > groups:
-        has = "has no bands" if strategy.bands is None else f"has {strategy.bands} bands"
+        has = "has unlimited bands" if strategy.bands is None else f"has {strategy.bands} bands"
         refuse(
             "groups",
             groups,
-            f"hidden draws amplify only strategies with at most one band for each group, and {strategy.name} {has}",
-            f'use bsr or band with bands <= {groups}, or draws that are not hidden ("turns" alone)',
+            f"hidden draws amplify privacy only with at most one band for each group, and {strategy.name} {has}",
+            f"use bsr or band with bands <= {groups}, or turns without a rate",
         )
     return Poisson(rate, Gaussian(round_down(noise / column_norm(strategy)))), -(-strategy.steps // groups)
 
@@ -318,7 +325,7 @@ def charge_turns(strategy: Strategy, *, noise: float, groups: int, rate: float) 
 def check_noise(noise: float) -> None:
     """Raise unless the noise is positive and finite."""
     if not (noise > 0 and math.isfinite(noise)):
-        invalid("noise", noise, "the noise is positive and finite")
+        invalid("noise", noise, "noise must be positive and finite")
 
 
 def round_down(value: float) -> float:

@@ -22,9 +22,7 @@ DERIVED = "derived"
 """Marks a settings field that follows from the experiment and cannot be set by the user."""
 
 
-PRIVATE_SIZES = (
-    "a client's data may be exchanged for more or fewer examples, and steps that everybody counts with follow"
-)
+PRIVATE_SIZES = "a client's replacement may have more or fewer examples, and public step counts would reveal it"
 
 
 @dataclass(frozen=True)
@@ -246,10 +244,10 @@ def keeps_state(algorithm: str) -> Callable[[Experiment], None]:
         privacy, scheme = experiment.privacy, experiment.sampling.clients.scheme
         hidden = experiment.sampling.clients.scheduled or (scheme == "fixed" and privacy.adjacency == "replace")
         if privacy.unit == "client" and privacy.place != "client" and hidden:
-            reason = f"{algorithm}'s clients remember that they took part, which undoes what this cohort hides"
+            reason = f"{algorithm}'s clients keep state, which reveals earlier cohorts and undoes amplification"
             refuse("sampling.clients.scheme", scheme, reason, 'use scheme = "poisson" or "full"')
         if privacy.unit == "sample" and privacy.mechanism == "gaussian" and privacy.place == "server":
-            reason = f"{algorithm}'s clients keep what they learn in local steps, and the server takes the step here"
+            reason = f'{algorithm} needs local steps at the clients; with where = "server" the server takes the step'
             refuse("privacy.where", "server", reason, 'use where = "client"')
 
     return check
@@ -306,7 +304,7 @@ class Algorithm:
     def __new__(cls, *_: Any, **given: Any) -> "Algorithm":
         """Raise TypeError for fields of the facts, which were fields of the algorithm before version 0.2."""
         for name in given.keys() & AlgorithmFacts.__dataclass_fields__.keys():
-            raise TypeError(f"Algorithm({name}=...) has moved: pass facts=AlgorithmFacts({name}=...)")
+            raise TypeError(f"Algorithm({name}=...) moved: pass facts=AlgorithmFacts({name}=...)")
         return super().__new__(cls)
 
 

@@ -35,9 +35,9 @@ class DPOGL:
         if self.server_optimizer not in OPTIMIZERS:
             invalid("algorithm.server_optimizer", self.server_optimizer, "is unknown", f"use {', '.join(OPTIMIZERS)}")
         if self.server_learning_rate is not None and not self.server_learning_rate > 0:
-            invalid("algorithm.server_learning_rate", self.server_learning_rate, "is a positive number")
+            invalid("algorithm.server_learning_rate", self.server_learning_rate, "must be positive")
         if not 0 <= self.server_momentum < 1:
-            invalid("algorithm.server_momentum", self.server_momentum, "lies in [0, 1)")
+            invalid("algorithm.server_momentum", self.server_momentum, "must be in [0, 1)")
         FedAdam(beta2=self.beta2, tau=self.tau)  # validates both
 
     @property
@@ -159,7 +159,7 @@ def current_models(state: State, clients: range) -> dict[int, Public]:
 
 SAYS = (
     "Groups overlap: what one group releases reaches members of others only through common workers, and every pair of "
-    "workers has an epsilon of its own. A worker's personal model is the mean of its groups' models. Optimisers are "
+    "workers has its own epsilon. A worker's personal model is the mean of its groups' models. Optimisers are "
     "started afresh for every group and epoch, so nothing crosses between groups but released models."
 )
 
@@ -215,7 +215,7 @@ def check_experiment(experiment: Experiment) -> None:
         reason = f"dp_ogl_plus releases at the end of an interval of period={period}"
         invalid("rounds", experiment.rounds, reason, f"use a multiple of {period}")
     if experiment.privacy.unit == "sample":
-        reason = "dp_ogl_plus clips a worker's sum over an interval, which protects workers"
+        reason = "dp_ogl_plus clips a worker's sum over an interval, which protects workers, not single examples"
         refuse("privacy.unit", "sample", reason, 'use unit = "client", or algorithm.name = "dp_ogl"')
 
 

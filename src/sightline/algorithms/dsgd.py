@@ -61,7 +61,7 @@ def metropolis_weights(channels: Sequence[Channel]) -> dict[str, dict[str, float
 def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for cohorts of all clients: a node decides by itself whether it trains."""
     if experiment.sampling.clients.scheme not in ("full", "poisson"):
-        reason = "nodes of a graph decide by themselves, and no one draws a cohort of all of them"
+        reason = "all nodes of a graph take part in every round"
         refuse("sampling.clients.scheme", experiment.sampling.clients.scheme, reason, 'use scheme = "full"')
 
 

@@ -17,7 +17,7 @@ class FedAvgM:
 
     def __post_init__(self) -> None:
         if not 0 <= self.server_momentum < 1:
-            invalid("algorithm.server_momentum", self.server_momentum, "lies in [0, 1)", "0 is FedAvg")
+            invalid("algorithm.server_momentum", self.server_momentum, "must be in [0, 1)", "0 is FedAvg")
 
 
 def init_state(start: Public, clients: range, settings: FedAvgM) -> State:

@@ -17,7 +17,7 @@ class FedDyn:
 
     def __post_init__(self) -> None:
         if not self.alpha > 0:
-            invalid("algorithm.alpha", self.alpha, "the regularisation is positive", "e.g. 0.01")
+            invalid("algorithm.alpha", self.alpha, "must be positive", "e.g. 0.01")
 
 
 def init_state(start: Public, clients: range, settings: FedDyn) -> State:

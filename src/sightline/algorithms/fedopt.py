@@ -23,9 +23,9 @@ class FedAdagrad:
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name, 0) < 1:
-                invalid(f"algorithm.{name}", getattr(self, name), "lies in [0, 1)", "e.g. 0.9")
+                invalid(f"algorithm.{name}", getattr(self, name), "must be in [0, 1)", "e.g. 0.9")
         if not self.tau > 0:
-            invalid("algorithm.tau", self.tau, "the degree of adaptivity is positive", "e.g. 1e-3")
+            invalid("algorithm.tau", self.tau, "must be positive", "e.g. 1e-3")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class FedProx:
 
     def __post_init__(self) -> None:
         if self.mu < 0:
-            invalid("algorithm.mu", self.mu, "the proximal term is not negative", "0 is FedAvg")
+            invalid("algorithm.mu", self.mu, "must not be negative", "0 is FedAvg")
 
 
 def init_state(start: Public, clients: range, settings: FedProx) -> State:

@@ -20,7 +20,7 @@ class MRMTL:
 
     def __post_init__(self) -> None:
         if self.penalty < 0:
-            invalid("algorithm.penalty", self.penalty, "is not negative", "0 is local training")
+            invalid("algorithm.penalty", self.penalty, "must not be negative", "0 is local training")
 
 
 def init_state(start: Public, clients: range, settings: MRMTL) -> State:

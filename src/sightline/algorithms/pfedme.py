@@ -64,9 +64,9 @@ class PFedMe:
     def __post_init__(self) -> None:
         for name in ("penalty", "personal_learning_rate", "mixing"):
             if not getattr(self, name) > 0:
-                invalid(f"algorithm.{name}", getattr(self, name), "is a positive number")
+                invalid(f"algorithm.{name}", getattr(self, name), "must be positive")
         if isinstance(self.inner_steps, bool) or not isinstance(self.inner_steps, int) or self.inner_steps < 1:
-            invalid("algorithm.inner_steps", self.inner_steps, "is a whole number >= 1", "e.g. 5")
+            invalid("algorithm.inner_steps", self.inner_steps, "must be a whole number >= 1", "e.g. 5")
 
 
 def init_state(start: Public, clients: range, settings: PFedMe) -> State:
@@ -85,7 +85,7 @@ def run_round(state: State, r: Round, settings: PFedMe) -> State:
 def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
-        reason = "pfedme's inner solver is not a sequence of private steps"
+        reason = "pfedme's inner solver does not take private steps"
         refuse("privacy.unit", "sample", reason, 'use unit = "client", or mechanism = "output"')
     if experiment.local.optimizer not in (None, "sgd"):
         reason = "pfedme's inner solver takes plain gradient steps"

@@ -80,7 +80,7 @@ def check_experiment(experiment: Experiment) -> None:
     """Raise `Refused` for steps without a mean gradient, and for step counts that follow from private sizes."""
     keeps_state("scaffold")(experiment)
     if experiment.local.adaptive:
-        reason = "a control variate is a mean of gradients, and Adam's steps are none"
+        reason = "a control variate is a mean of gradients, but Adam's steps are not gradients"
         refuse("local.optimizer", experiment.local.optimizer, reason, 'use optimizer = "sgd" or "momentum"')
     privacy = experiment.privacy
     if privacy.unit == "client" and privacy.adjacency == "replace" and experiment.local.steps is None:

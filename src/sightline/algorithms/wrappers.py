@@ -16,7 +16,7 @@ SAYS_AVERAGE = "Averaged: the model that counts is a mean of the models of all r
 def read_decay(given: Any) -> float:
     """Return the weight b of the old mean. Raise for a value outside [0, 1)."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
-        invalid("algorithm.average", given, "is a number in [0, 1)", "e.g. 0.99: about the last 100 rounds")
+        invalid("algorithm.average", given, "must be a number in [0, 1)", "e.g. 0.99: about the last 100 rounds")
     return float(given)
 
 
@@ -31,7 +31,7 @@ def wrap_average(base: Algorithm, decay: float) -> Algorithm:
     def init(start: Public, clients: range, settings: Any) -> State:
         state = base.init(start, clients, settings)
         if not isinstance(base.models(state, clients), Public):
-            reason = f"{base.name} has many models, and one is averaged"
+            reason = f"{base.name} has many models, but only a single model can be averaged"
             invalid("algorithm.average", decay, reason, "remove average")
         return dict(state) | {AVERAGE: start}
 
@@ -39,7 +39,12 @@ def wrap_average(base: Algorithm, decay: float) -> Algorithm:
         after = base.round({name: value for name, value in state.items() if name != AVERAGE}, r, settings)
         model = base.models(after, r.clients)
         if not isinstance(model, Public):
-            invalid("algorithm.average", decay, f"{base.name} has many models", "remove average")
+            invalid(
+                "algorithm.average",
+                decay,
+                f"{base.name} has many models, but only a single model can be averaged",
+                "remove average",
+            )
         # Bias correction as in Adam: in round one the share is 1, so the start gets weight 0.
         share = (1 - decay) / (1 - decay**r.time)
         return dict(after) | {AVERAGE: (1 - share) * state[AVERAGE] + share * model}
@@ -78,7 +83,7 @@ def wrap_released(base: Algorithm) -> Algorithm:
 KEYS = ("mu", "lambda", "growth")
 SAYS_UPCYCLE = (
     "Upcycled: after each round the server moves the model on by itself, w + u (w - w_before); "
-    "nobody sends anything for it and it costs no privacy."
+    "no client sends anything for it, and it costs no privacy."
 )
 
 
@@ -113,10 +118,15 @@ class Upcycle:
             if key not in given:
                 invalid(f"algorithm.upcycle.{key}", "missing", "u = mu / (mu + lambda)", "or give upcycle = 0.5")
         if not mu > 0:
-            invalid("algorithm.upcycle.mu", given["mu"], "is positive", "or give upcycle = 0 for none")
+            invalid("algorithm.upcycle.mu", given["mu"], "must be positive", "or give upcycle = 0 for none")
         weights = _finite_numbers("algorithm.upcycle.lambda", given["lambda"])
         if growth and len(weights) > 1:
-            invalid("algorithm.upcycle.growth", growth, "lambda is a list already", "leave out growth")
+            invalid(
+                "algorithm.upcycle.growth",
+                growth,
+                "growth extends a single lambda, but lambda is a list",
+                "omit growth",
+            )
         return cls((), mu, weights, growth)
 
     def u(self, time: int) -> float:
@@ -128,7 +138,7 @@ class Upcycle:
 
 def _finite_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        invalid(name, value, "is a number >= 0", "e.g. upcycle = 0.5, or {mu = 0.5, lambda = 0.5}")
+        invalid(name, value, "must be a number >= 0", "e.g. upcycle = 0.5, or {mu = 0.5, lambda = 0.5}")
     return float(value)
 
 
@@ -179,6 +189,6 @@ def _model_names(base: Algorithm, state: State, clients: range) -> list[str]:
     # Compared by identity: only vectors that the state itself holds can be moved; a computed mean cannot.
     names = [name for name, value in state.items() if any(value is model for model in judged)]
     if not names:
-        reason = f"{base.name} has no model of its own to move on"
+        reason = f"{base.name} has no single model to update"
         invalid("algorithm.upcycle", base.name, reason, "remove upcycle")
     return names

@@ -63,14 +63,14 @@ def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequ
     grid = [split_choices(choices) for choices in over]
     if seeds is not None:
         if seeds < 1:
-            invalid("--seeds", seeds, "at least one seed")
-        if any(built.startswith("seed=") for choices in grid for built in choices):
+            invalid("--seeds", seeds, "must be at least 1")
+        if any(choice.startswith("seed=") for choices in grid for choice in choices):
             invalid("--seeds", seeds, "--over seed=... is given too", "keep one of the two")
         # Combinations share their seeds on purpose: differences between rows are then less due to chance.
         grid.append([f"seed={base.seed + number}" for number in range(seeds)])
     count = math.prod(map(len, grid))
     if count > MOST:
-        invalid("--over", f"{count:,} runs", f"a sweep has at most {MOST:,}", "sweep over less")
+        invalid("--over", f"{count:,} runs", f"a sweep has at most {MOST:,}", "give fewer values or seeds")
     return [_make_job(file, given, settings, out) for settings in product(*grid)]
 
 
@@ -177,7 +177,7 @@ def run_sweep(
     interrupt the same call continues where this one stopped.
     """
     if workers is not None and workers < 1:
-        invalid("--workers", workers, "at least one process trains")
+        invalid("--workers", workers, "must be at least 1")
     swept = Swept(failed=[(job, job.mistake) for job in jobs if job.experiment is None])
     tasks = [(job, job.experiment, job_status(job.directory, job.experiment)) for job in jobs if job.experiment]
     for job, _, status in tasks:
@@ -347,10 +347,10 @@ def _keep_traceback(directory: Path) -> Path:
 
 
 if __name__ == "__main__":
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # A user's model may print: keep stdout for messages only.
     os.dup2(2, 1)
     try:
-        serve_jobs(sys.stdin, told)
+        serve_jobs(sys.stdin, output)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)

@@ -66,9 +66,14 @@ class Features(Section):
     """Replace red, green and blue by brightness and two colour differences."""
 
     @model_validator(mode="after")
-    def _whitened_are_normalised(self) -> Self:
+    def _check_whitening(self) -> Self:
         if self.whiten and self.groups is None:
-            invalid("data.features.whiten", "true", "only normalised channels are whitened", "set groups = 27, too")
+            invalid(
+                "data.features.whiten",
+                "true",
+                "only normalised channels can be whitened",
+                "set groups too, e.g. groups = 27",
+            )
         return self
 
 
@@ -112,7 +117,7 @@ class Data(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _classes_may_be_names(cls, given: Any) -> Any:
+    def _fill_classes(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         if isinstance(given.get("source"), str) and is_data_path(given["source"]):
@@ -122,19 +127,19 @@ class Data(Section):
         if not isinstance(names, list | tuple):
             return given
         if any(isinstance(name, bool) or not isinstance(name, str | int) for name in names):
-            invalid("data.classes", names, "names of classes are text or whole numbers", 'e.g. ["cat", "dog"]')
+            invalid("data.classes", names, "class names must be text or whole numbers", 'e.g. ["cat", "dog"]')
         if len({str(name) for name in names}) != len(names):
             twice = next(name for name in names if [str(one) for one in names].count(str(name)) > 1)
-            invalid("data.classes", twice, "two classes have this name", "name each once")
+            invalid("data.classes", twice, "two classes have this name", "give each class its own name")
         if names is not given.get("classes") and given.get("classes", len(names)) != len(names):
             invalid(
-                "data.classes", given["classes"], f"data.class_names has {len(names)} names", "leave one of them out"
+                "data.classes", given["classes"], f"data.class_names has {len(names)} names", "remove one of the two"
             )
         return given | {"classes": len(names), "class_names": tuple(names)}
 
     @field_validator("features", mode="before")
     @classmethod
-    def _a_word_will_do(cls, given: Any) -> Any:
+    def _fill_features(cls, given: Any) -> Any:
         # `"scattering"` means the table with nothing else in it. The checks are repeated here because a union of int
         # and table would otherwise report both alternatives as mistakes.
         table = {"transform": given} if isinstance(given, str) else given
@@ -142,13 +147,13 @@ class Data(Section):
             return given
         if not isinstance(table, dict):
             if type(given) is not int or not 1 <= given <= 10**9:
-                invalid("data.features", given, 'is a whole number from 1 on, or "scattering"', "e.g. features = 60")
+                invalid("data.features", given, 'must be a whole number >= 1, or "scattering"', "e.g. features = 60")
             return given
         for key, value in table.items():
             if key not in Features.model_fields:
                 invalid(f"data.features.{key}", value, "unknown key", did_you_mean(str(key), [*Features.model_fields]))
         if table.get("transform", "scattering") != "scattering":
-            reason = "there is one transform, of images"
+            reason = 'the only transform is "scattering"'
             invalid(
                 "data.features",
                 table["transform"],
@@ -156,27 +161,34 @@ class Data(Section):
                 'use "scattering", or {transform = "scattering", groups = 27}',
             )
         if type(table.get("groups", 1)) is not int or not 1 <= table.get("groups", 1) <= 10**9:
-            invalid("data.features.groups", table["groups"], "is a whole number from 1 on", "e.g. groups = 27")
+            invalid("data.features.groups", table["groups"], "must be a whole number >= 1", "e.g. groups = 27")
         for key in ("whiten", "mirror", "opponent"):
             if not isinstance(table.get(key, False), bool):
-                invalid(f"data.features.{key}", table[key], "is true or false", f"e.g. {key} = true")
+                invalid(f"data.features.{key}", table[key], "must be true or false", f"e.g. {key} = true")
         return Features(**table)
 
     @model_validator(mode="after")
-    def _pixels_are_ours(self) -> "Data":
+    def _check_feature_source(self) -> "Data":
         made = isinstance(self.features, Features)
         if made and (":" in self.source or self.is_path or self.source in ("synthetic", "python")):
-            reason = f"scattering is of the images that Sightline reads, not of {self.source}"
-            invalid("data.features", "scattering", reason, "make the features yourself, each of its own example alone")
+            reason = f"scattering only applies to images that Sightline reads, not to {self.source}"
+            invalid(
+                "data.features", "scattering", reason, "compute the features yourself, each from its own example alone"
+            )
         return self
 
     @model_validator(mode="after")
-    def _clusters_are_given(self) -> "Data":
+    def _check_clusters(self) -> "Data":
         shifted = self.partition in ("rotation", "label_shift")
         if shifted and self.clusters is None:
-            invalid("data.clusters", "missing", f'partition = "{self.partition}" needs clusters', "e.g. [3, 6, 6, 6]")
+            invalid(
+                "data.clusters",
+                "missing",
+                f'partition = "{self.partition}" needs the sizes of the clusters',
+                "e.g. [3, 6, 6, 6]",
+            )
         if self.clusters is not None and not shifted:
-            invalid("data.clusters", self.clusters, 'only partitions "rotation" and "label_shift" make clusters')
+            invalid("data.clusters", self.clusters, 'only partition = "rotation" and "label_shift" make clusters')
         if self.clusters is not None and sum(self.clusters) != self.clients:
             invalid("data.clusters", self.clusters, f"cluster sizes must add up to data.clients={self.clients}")
         return self
@@ -193,9 +205,9 @@ class Model(OpenSection):
 
     @field_validator("loss")
     @classmethod
-    def _loss_is_named(cls, loss: str | None) -> str | None:
+    def _check_loss(cls, loss: str | None) -> str | None:
         if loss is not None and not FACTORY.fullmatch(loss):
-            invalid("model.loss", loss, "a loss is named package.module:function", 'e.g. "mylosses:huber"')
+            invalid("model.loss", loss, "a loss must be given as package.module:function", 'e.g. "mylosses:huber"')
         return loss
 
     @property
@@ -226,15 +238,16 @@ class Augment(Section):
     of: Literal["batch", "dataset"] = "batch"
 
     @model_validator(mode="after")
-    def _counts_as_one(self) -> "Augment":
+    def _check_views(self) -> "Augment":
         # The sensitivity is one clip norm only because the average of the views is clipped once.
         if self.of == "dataset":
             reason = (
-                f"{self.views} copies of one example would be clipped apart and move a sum {self.views} times as far"
+                f"{self.views} copies of one example would be clipped one by one and change a sum {self.views} "
+                "times as much"
             )
             refuse("local.augment.of", "dataset", reason, 'use of = "batch": the views are averaged, then clipped')
         if self.kind == "flip" and self.views != 2:
-            reason = "there are two: the image and its mirror image"
+            reason = 'kind = "flip" has 2 views: the image and its mirror image'
             invalid("local.augment.views", self.views, reason, 'use views = 2, or kind = "shift_flip"')
         return self
 
@@ -278,7 +291,7 @@ class Local(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _epochs_by_default(cls, given: Any) -> Any:
+    def _fill_work(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         if given.get("optimizer") == "momentum" and "momentum" not in given:
@@ -286,12 +299,17 @@ class Local(Section):
         return given if "epochs" in given or "steps" in given else given | {"epochs": 1}
 
     @model_validator(mode="after")
-    def _one_kind_of_work(self) -> "Local":
+    def _check_work(self) -> "Local":
         check_optimizer(self)
         if self.epochs is not None and self.steps is not None:
             invalid("local.steps", self.steps, f"local.epochs={self.epochs} is given too", "keep one of the two")
         if self.stragglers > 0 and self.epochs is None:
-            invalid("local.stragglers", self.stragglers, "stragglers do fewer epochs", "give local.epochs, not steps")
+            invalid(
+                "local.stragglers",
+                self.stragglers,
+                "stragglers do fewer epochs, and the work is given in steps",
+                "give local.epochs instead of local.steps",
+            )
         return self
 
 
@@ -315,7 +333,7 @@ class Sampler(Section):
         return self.scheme in ("balanced", "check_ins")
 
     @model_validator(mode="after")
-    def _options_can_be_written(self) -> "Sampler":
+    def _check_options(self) -> "Sampler":
         check_plain("sampling.options", self.options or {})
         return self
 
@@ -339,11 +357,11 @@ class ClientSampler(Sampler):
     """For turns: the number of public groups, one of which is asked in each round."""
 
     @model_validator(mode="after")
-    def _has_what_it_needs(self) -> "ClientSampler":
+    def _check_settings(self) -> "ClientSampler":
         if self.scheme in SCHEMES:
             _check_needs("sampling.clients", self, "groups", self.scheme == "turns")
         if self.scheme == "shuffle":
-            invalid("sampling.clients.scheme", "shuffle", "clients are not shuffled", "use full, poisson or fixed")
+            invalid("sampling.clients.scheme", "shuffle", "clients cannot be shuffled", "use full, poisson or fixed")
         self._check_keys("sampling.clients", rated=("poisson", "fixed", "check_ins"))
         return self
 
@@ -354,13 +372,13 @@ class SampleSampler(Sampler):
     scheme: Literal["full", "poisson", "fixed", "balanced", "check_ins", "shuffle"] = "full"
 
     @model_validator(mode="after")
-    def _has_what_it_needs(self) -> "SampleSampler":
+    def _check_settings(self) -> "SampleSampler":
         if self.scheme == "fixed":
-            invalid(
-                "sampling.samples.scheme", "fixed", "examples come by shuffle, full, poisson, balanced or check_ins"
-            )
+            invalid("sampling.samples.scheme", "fixed", "examples cannot be drawn in a fixed number")
         if self.rate is not None and self.scheme != "check_ins":
-            invalid("sampling.samples.rate", self.rate, "the rate is batch_size / samples", "set local.batch_size")
+            invalid(
+                "sampling.samples.rate", self.rate, "the rate is derived: batch_size / examples", "set local.batch_size"
+            )
         self._check_keys("sampling.samples", rated=("check_ins",))
         return self
 
@@ -370,7 +388,7 @@ def _check_needs(section: str, sampler: Sampler, key: str, needed: bool) -> None
     if needed and value is None:
         invalid(f"{section}.{key}", "missing", f'scheme = "{sampler.scheme}" needs it')
     if not needed and value is not None:
-        invalid(f"{section}.{key}", value, f'scheme = "{sampler.scheme}" has no {key}', "remove it")
+        invalid(f"{section}.{key}", value, f'does not apply to scheme = "{sampler.scheme}"', "remove it")
 
 
 class Sampling(Section):
@@ -422,24 +440,24 @@ class Privacy(Section):
 
     @field_validator("sensitivity", mode="before")
     @classmethod
-    def _is_a_guarantee(cls, given: Any) -> Any:
+    def _check_sensitivity(cls, given: Any) -> Any:
         if given == "as_published":
-            reason = "noise for a published formula gives no guarantee; papers/published.py has the formulas"
+            reason = "noise for a published formula gives no guarantee (papers/published.py has the formulas)"
             invalid("privacy.sensitivity", given, reason, 'use sensitivity = "clipped_model" with noise_std')
         return given
 
     @model_validator(mode="after")
-    def _one_amount_of_noise(self) -> "Privacy":
+    def _check_privacy(self) -> "Privacy":
         check_noise(self)
         check_perturbation(self)
         check_plain("privacy.options", self.options or {})
         # Per-example gradients are summed inside float32 matrix products; an exact integer norm per example would undo
         # that.
         if self.arithmetic == "integer" and (self.unit, self.mechanism) != ("client", "gaussian"):
-            reason = 'integers hold clipped updates of clients: unit = "client", mechanism = "gaussian"'
+            reason = 'integer noise needs unit = "client" and mechanism = "gaussian"'
             invalid("privacy.arithmetic", "integer", reason, 'use arithmetic = "float"')
         if self.unit == "none" and self.stop_at_epsilon is not None:
-            invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon to stop at')
+            invalid("privacy.stop_at_epsilon", self.stop_at_epsilon, 'unit = "none" has no epsilon')
         return self
 
     @property
@@ -458,7 +476,7 @@ class Resources(OpenSection):
 NOISE_AT_DEVICES = ("hfl_dp", "pedpfl")
 
 
-def _find_word(given: dict[str, Any], section: str, key: str) -> Any:
+def _find_value(given: dict[str, Any], section: str, key: str) -> Any:
     """Return a key of a section that may be missing or malformed."""
     result = given.get(section)
     return result.get(key) if isinstance(result, dict) else None
@@ -492,34 +510,34 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _noise_where_it_belongs(cls, given: Any) -> Any:
+    def _fill_noise_place(cls, given: Any) -> Any:
         # On a tree clients' noise is added where trust ends, unless the file or the algorithm says otherwise.
         if not isinstance(given, dict) or not isinstance(given.get("privacy"), dict):
             return given
-        privacy, kind = given["privacy"], _find_word(given, "topology", "kind")
+        privacy, kind = given["privacy"], _find_value(given, "topology", "kind")
         if privacy.get("where") or privacy.get("unit", "client") != "client":
             return given
-        if _find_word(given, "algorithm", "name") in NOISE_AT_DEVICES:
+        if _find_value(given, "algorithm", "name") in NOISE_AT_DEVICES:
             return given | {"privacy": privacy | {"where": "client"}}
         return given | {"privacy": privacy | {"where": "edge"}} if kind == "tree" else given
 
     @field_validator("name")
     @classmethod
-    def _name_is_a_folder(cls, name: str) -> str:
+    def _check_folder_name(cls, name: str) -> str:
         if not SAFE_NAME.fullmatch(name):
             invalid("name", repr(name), "letters, digits, dot, dash and underscore, at most 80", 'e.g. "quickstart"')
         return name
 
     @model_validator(mode="after")
-    def _guarantees_hold(self) -> "Experiment":
+    def _check_combinations(self) -> "Experiment":
         if self.local.augment is not None and (self.privacy.unit, self.privacy.mechanism) != ("sample", "gaussian"):
-            reason = "views are averaged inside per-example clipping, which only sample-level Gaussian noise does"
+            reason = "views are averaged by per-example clipping, which only sample-level Gaussian noise uses"
             invalid("local.augment", self.local.augment.kind, reason, 'use unit = "sample", or remove local.augment')
         if self.local.augment is not None and isinstance(self.data.features, Features):
-            reason = "views are of images, and features of a moved image are not moved features"
+            reason = "views are shifted or mirrored images, and features cannot be shifted or mirrored"
             invalid("local.augment", self.local.augment.kind, reason, "remove local.augment or data.features")
         if self.local.compiled and (self.privacy.unit == "sample" or self.algorithm.split is not None):
-            reason = "compiled code takes plain steps on whole models"
+            reason = "compiled training supports plain steps on whole models only"
             invalid("local.compiled", True, reason, 'leave it out, or use unit = "client" without algorithm.split')
         check_local(self)
         check_device(self)
@@ -529,16 +547,16 @@ class Experiment(Section):
         elif self.privacy.unit == "sample" and self.privacy.mechanism == "gaussian":
             self._check_sample_unit()
         elif self.privacy.unit != "sample" and self.samples_scheme not in ("shuffle", "full"):
-            reason = f'unit = "{self.privacy.unit}" says nothing about single examples'
+            reason = f'draws of examples gain nothing with unit = "{self.privacy.unit}"'
             invalid("sampling.samples.scheme", self.samples_scheme, reason, 'use shuffle or full, or unit = "sample"')
         clients = self.sampling.clients
         # The laws of Poisson cohorts and schedules are for zero-out, where one world lacks the subject.
         if self.privacy.adjacency == "replace" and (clients.scheme == "poisson" or clients.scheduled):
-            reason = f"{clients.scheme.capitalize()} cohorts are accounted as add/remove"
+            reason = f"{clients.scheme.capitalize()} cohorts are accounted under add/remove adjacency only"
             refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or scheme = "fixed"')
         for section, sampler in (("clients", clients), ("samples", self.sampling.samples)):
             if sampler is not None and self.rounds % (sampler.epochs or 1):
-                reason = f"the rounds={self.rounds} are divided into epochs of equal length"
+                reason = f"rounds={self.rounds} must divide into epochs of equal length"
                 invalid(f"sampling.{section}.epochs", sampler.epochs, reason, "use a divisor of rounds")
         check_split(self)
         check_convex(self)
@@ -552,27 +570,28 @@ class Experiment(Section):
         # Each example is used exactly once in a shuffled epoch, so its draws are not independent and Poisson's law
         # fails.
         if self.samples_scheme == "shuffle":
-            reason = "a shuffled epoch does not have Poisson's guarantee"
+            reason = "shuffled batches do not have the guarantee of Poisson sampling"
             refuse("sampling.samples.scheme", "shuffle", reason, 'use scheme = "poisson" with unit = "sample"')
         samples, clients = self.sampling.samples, self.sampling.clients
         if samples is not None and samples.scheduled and clients.scheme != "full":
             reason = (
-                f"the {samples.scheme} schedule of examples runs over all local steps, so every round needs everybody"
+                f"the {samples.scheme} schedule of examples covers all local steps, so every client must take part "
+                "in every round"
             )
             refuse("sampling.clients.scheme", clients.scheme, reason, 'use clients = {scheme = "full"}')
         if self.privacy.adjacency == "replace":
             batches = "fixed" if self.privacy.noise == "correlated" else self.samples_scheme
-            reason = f"{batches.capitalize()} batches are accounted as add/remove"
+            reason = f"{batches.capitalize()} batches are accounted under add/remove adjacency only"
             refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove"')
         if self.privacy.place == "server" and self.local.weight_decay > 0:
-            reason = "the server only noises and applies gradient sums"
+            reason = "the server only adds noise to gradient sums and applies them"
             refuse("local.weight_decay", self.local.weight_decay, reason, 'use weight_decay = 0, or where = "client"')
         # The number of private steps is part of the event, so it must be known before the run.
         if self.local.stragglers > 0:
-            reason = "the number of private steps must not depend on luck the ledger cannot see"
+            reason = "the number of private steps must be fixed before the run, and stragglers do a random number"
             refuse("local.stragglers", self.local.stragglers, reason, 'use stragglers = 0 with unit = "sample"')
         if self.privacy.place == "server" and self.local.steps != 1:
-            reason = "the server can only noise a sum of single gradients"
+            reason = "the server can only add noise to a sum of single gradients"
             refuse("privacy.where", "server", reason, 'use local.steps = 1, or where = "client"')
 
     @property

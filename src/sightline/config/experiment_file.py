@@ -33,12 +33,17 @@ def read(
     elif isinstance(source, str | PathLike):
         plain = _read_tables(Path(source))
     else:
-        invalid("experiment", source, f"a {type(source).__name__} is none", "give a TOML file, a dict or an Experiment")
-    words = list(overrides)
+        invalid(
+            "experiment",
+            source,
+            f"a {type(source).__name__} is not an experiment",
+            "give a TOML file, a dict or an Experiment",
+        )
+    assignments = list(overrides)
     # Settings that are given beside the name of a model belong to the new model.
-    beside = {word.partition("=")[0].strip() for word in words}
-    for word in words:
-        _apply_override(plain, word, beside, on_note)
+    beside = {assignment.partition("=")[0].strip() for assignment in assignments}
+    for assignment in assignments:
+        _apply_override(plain, assignment, beside, on_note)
     return parse(plain)
 
 
@@ -47,13 +52,15 @@ def _read_tables(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        invalid("file", path, "no such file", "examples/quickstart.toml is one to start from")
+        invalid("file", path, "no such file", "examples/quickstart.toml is a file to start from")
     except (OSError, UnicodeDecodeError) as error:
         invalid("file", path, f"cannot be read ({type(error).__name__})", "give a UTF-8 TOML file")
     except tomllib.TOMLDecodeError as error:
         invalid("file", path, f"is not TOML: {' '.join(str(error).split())}", "strings need quotes")
     except (ValueError, RecursionError) as error:
-        invalid("file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or too long a number)")
+        invalid(
+            "file", path, f"is not an experiment ({type(error).__name__}: nested too deep, or a number is too long)"
+        )
 
 
 def parse(plain: dict[str, Any]) -> Experiment:
@@ -72,16 +79,16 @@ def to_toml(experiment: Experiment) -> str:
     return str(experiment)
 
 
-def _apply_override(plain: dict[str, Any], word: str, beside: set[str], on_note: Callable[[str], None]) -> None:
-    key, equals, text = word.partition("=")
+def _apply_override(plain: dict[str, Any], assignment: str, beside: set[str], on_note: Callable[[str], None]) -> None:
+    key, equals, text = assignment.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        invalid("--set", word, "is not key=value", "e.g. --set privacy.epsilon=8")
+        invalid("--set", assignment, "must be key=value", "e.g. --set privacy.epsilon=8")
     table = plain
     for name in names[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            invalid("--set", word, f"{name} is a value, not a table")
+            invalid("--set", assignment, f"{name} is a value, not a table")
     value = _parse_value(text.strip())
     if names == ["model", "name"] and "model" not in beside and value != table.get("name", Model().name):
         given = {key.split(".")[1] for key in beside if key.startswith("model.")}
@@ -90,7 +97,9 @@ def _apply_override(plain: dict[str, Any], word: str, beside: set[str], on_note:
             del table[one]
         if old:
             named = ", ".join(f"model.{one}" for one in old)
-            on_note(f"--set {word}: dropped {named}, which belonged to the model {table.get('name', Model().name)}")
+            on_note(
+                f"--set {assignment}: dropped {named}, which belonged to the model {table.get('name', Model().name)}"
+            )
     table[names[-1]] = value
     for rival in _RIVALS.get(key.strip(), ()):
         table.pop(rival, None)
@@ -131,7 +140,7 @@ def _explain_mistake(mistake: ErrorDetails) -> str:
 
 def _valid_choices(mistake: ErrorDetails) -> list[str]:
     expected = str(mistake.get("ctx", {}).get("expected", "")) if mistake["type"] == "literal_error" else ""
-    return [word.strip(" '") for word in expected.replace(" or ", ",").split(",") if word.strip(" '")]
+    return [choice.strip(" '") for choice in expected.replace(" or ", ",").split(",") if choice.strip(" '")]
 
 
 def _section_name(names: list[str]) -> type[BaseModel]:
@@ -187,10 +196,10 @@ class Reproduction:
     def read(cls, file: Path) -> "Reproduction":
         """Return the reproduction described by the first lines of an experiment file. Raises if they are missing."""
         lines = file.read_text(encoding="utf-8").splitlines()[: len(HEAD)]
-        words = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
-        if len(words) < len(HEAD) or words == lines:
-            invalid("file", file, f"its first lines are not # {': ..., # '.join(HEAD)}: ...")
-        return cls(file, *words)
+        fields = [line.removeprefix(f"# {name}: ") for line, name in zip(lines, HEAD, strict=False)]
+        if len(fields) < len(HEAD) or fields == lines:
+            invalid("file", file, f"its first lines must be # {': ..., # '.join(HEAD)}: ...")
+        return cls(file, *fields)
 
     @property
     def system(self) -> str:
@@ -205,7 +214,7 @@ def read_reproductions(folder: Path) -> list[Reproduction]:
         invalid(
             "folder",
             folder,
-            "holds no experiment files of figures and tables",
-            "run it in a clone, or name its experiments",
+            "no experiment files of figures or tables in it",
+            "run it in a clone of the repository, or name the folder of its experiments",
         )
     return result

@@ -18,21 +18,21 @@ STEP_KEYS = ("decay_every", "decay")
 def check_optimizer(local: "Local") -> None:
     """Raise unless the optimiser and the schedule have exactly their own keys."""
     if local.optimizer == "momentum" and not local.momentum:
-        invalid("local.momentum", local.momentum, 'optimizer = "momentum" has some', "e.g. momentum = 0.9")
+        invalid("local.momentum", local.momentum, 'optimizer = "momentum" needs momentum > 0', "e.g. momentum = 0.9")
     if local.optimizer == "sgd" and local.momentum:
-        invalid("local.momentum", local.momentum, 'optimizer = "sgd" has none', 'use optimizer = "momentum"')
+        invalid("local.momentum", local.momentum, 'optimizer = "sgd" has no momentum', 'use optimizer = "momentum"')
     if local.adaptive and local.momentum:
-        reason = f'optimizer = "{local.optimizer}" has moments of its own'
-        invalid("local.momentum", local.momentum, reason, "remove it, or give betas = [0.9, 0.999]")
+        reason = f'optimizer = "{local.optimizer}" uses betas instead'
+        invalid("local.momentum", local.momentum, reason, "remove it, or give e.g. betas = [0.9, 0.999]")
     for key in ADAM_KEYS:
         if getattr(local, key) is not None and not local.adaptive:
-            invalid(f"local.{key}", getattr(local, key), "only adam and adamw have it", 'use optimizer = "adam"')
+            invalid(f"local.{key}", getattr(local, key), "only applies to adam and adamw", 'use optimizer = "adam"')
     for key in STEP_KEYS:
         if (getattr(local, key) is not None) != (local.schedule == "step"):
             value = getattr(local, key)
             if value is None:
                 invalid(f"local.{key}", "missing", 'schedule = "step" needs it', "e.g. decay_every = 10, decay = 0.1")
-            invalid(f"local.{key}", value, 'only schedule = "step" has it', "remove it")
+            invalid(f"local.{key}", value, 'only applies to schedule = "step"', "remove it")
 
 
 def check_local(experiment: "Experiment") -> None:
@@ -43,14 +43,14 @@ def check_local(experiment: "Experiment") -> None:
         invalid("local.warmup", local.warmup, reason, "warm up for fewer rounds")
     _check_local_mechanism(experiment)
     if local.adaptive and local.compiled:
-        reason = "compiled code takes steps of SGD, with or without momentum"
+        reason = "compiled training supports SGD only, with or without momentum"
         invalid("local.compiled", True, reason, f'leave it out with optimizer = "{local.optimizer}"')
     if local.adaptive and privacy.unit == "sample" and privacy.place != "client":
-        reason = f"the {privacy.place} noises sums of gradients, not the steps that an optimiser makes of them"
+        reason = f"the {privacy.place} adds noise to sums of gradients, not to the steps of an adaptive optimiser"
         refuse("local.optimizer", local.optimizer, reason, 'use optimizer = "sgd", or where = "client"')
     scheduled = local.schedule not in (None, "constant") or local.warmup is not None
     if scheduled and privacy.unit == "sample" and privacy.place == "edge":
-        reason = "the noise of a segment is for steps of one learning rate"
+        reason = "the noise at an edge is calibrated for one constant learning rate"
         refuse("local.schedule", local.schedule or "warmup", reason, 'remove it, or use where = "client"')
 
 
@@ -58,10 +58,10 @@ def check_device(experiment: "Experiment") -> None:
     """Raise for another device than the CPU if the work only runs there."""
     if experiment.device not in ("cuda", "mps") or experiment.training_device != "cpu":
         return
-    what = "local.compiled is code" if experiment.local.compiled else "the parts of algorithm.split are trained"
+    what = "compiled training runs" if experiment.local.compiled else "algorithm.split trains"
     if experiment.local.precision != "float32":
-        what = "local.precision is chosen"
-    invalid("device", experiment.device, f"{what} on the CPU", 'use device = "cpu", or leave it out')
+        what = "local.precision applies"
+    invalid("device", experiment.device, f"{what} only on the CPU", 'use device = "cpu", or leave it out')
 
 
 def check_precision(experiment: "Experiment") -> None:
@@ -70,11 +70,11 @@ def check_precision(experiment: "Experiment") -> None:
     if local.precision == "float32":
         return
     if local.compiled or experiment.algorithm.split is not None:
-        what = "compiled code computes" if local.compiled else "the parts of algorithm.split are trained"
+        what = "compiled training computes" if local.compiled else "algorithm.split trains"
         invalid("local.precision", local.precision, f"{what} in float32", way_out)
     if privacy.mechanism in ("output", "objective") or privacy.sensitivity == "convex":
         what = "convex steps" if privacy.sensitivity == "convex" else f"{privacy.mechanism} perturbation"
-        reason = f"the bound of {what} is on the gradients themselves, which bf16 rounds"
+        reason = f"the bound of {what} holds for exact gradients, and bf16 rounds them"
         refuse("local.precision", local.precision, reason, way_out)
     if privacy.unit == "sample":
         reason = "gradients of single examples are clipped in float32, which is also faster"
@@ -93,10 +93,10 @@ def _check_local_mechanism(experiment: "Experiment") -> None:
         if privacy.sensitivity != "clipped_model":
             refuse(name, task, reason, 'use mechanism = "gaussian"')
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        reason = f"{privacy.mechanism} perturbation has one learning rate"
+        reason = f"{privacy.mechanism} perturbation needs a constant learning rate"
         refuse("local.schedule", local.schedule or "warmup", reason, 'remove it, or use mechanism = "gaussian"')
     if local.adaptive and privacy.sensitivity != "clipped_model":
-        reason = f"{privacy.mechanism} perturbation is not about the steps of an optimiser"
+        reason = f"the bound of {privacy.mechanism} perturbation does not hold for adaptive steps"
         refuse("local.optimizer", local.optimizer, reason, 'use optimizer = "sgd", or sensitivity = "clipped_model"')
 
 
@@ -106,10 +106,10 @@ INDEPENDENT = 'use privacy.noise = "independent"'
 # Why correlated noise has no bound with a scheme other than turns.
 NO_TURNS = {
     "full": "a client that takes part in every round gains nothing from correlated noise",
-    "poisson": "hidden draws out of everybody keep no distance between the rounds of a client",
-    "balanced": "a hidden schedule keeps no distance between the rounds of a client",
-    "check_ins": "random check-ins keep no distance between the rounds of a client",
-    "fixed": "a cohort of a fixed size keeps no distance between the rounds of a client",
+    "poisson": "Poisson draws give no minimum gap between the rounds of a client",
+    "balanced": "a hidden schedule gives no minimum gap between the rounds of a client",
+    "check_ins": "random check-ins give no minimum gap between the rounds of a client",
+    "fixed": "a cohort of a fixed size gives no minimum gap between the rounds of a client",
 }
 
 
@@ -134,10 +134,10 @@ def check_turns(experiment: "Experiment") -> None:
     if clients.scheme != "turns" or clients.groups is None:
         return
     if clients.groups > experiment.data.clients:
-        reason = f"data.clients={experiment.data.clients} cannot fill them"
+        reason = f"there are only data.clients={experiment.data.clients}"
         invalid("sampling.clients.groups", clients.groups, reason, "use fewer groups")
     if clients.rate is not None and experiment.privacy.adjacency == "replace":
-        reason = "draws inside a group are accounted as add/remove"
+        reason = "draws inside a group are accounted under add/remove adjacency only"
         refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or turns without a rate')
 
 
@@ -146,8 +146,8 @@ def check_correlated(experiment: "Experiment") -> None:
     privacy = experiment.privacy
     if privacy.noise != "correlated":
         if privacy.correlated is not None:
-            reason = "is of correlated noise, and the noise is independent"
-            invalid("privacy.correlated", "given", reason, 'use privacy.noise = "correlated", or remove it')
+            reason = 'only applies with privacy.noise = "correlated"'
+            invalid("privacy.correlated", "given", reason, "set it, or remove privacy.correlated")
         return
     _check_mechanism(experiment)
     _check_bands(privacy.correlated or Correlated())
@@ -164,33 +164,33 @@ def _check_mechanism(experiment: "Experiment") -> None:
     if privacy.unit == "none":
         invalid(name, value, 'unit = "none" adds no noise', 'use unit = "client"')
     if privacy.mechanism != "gaussian":
-        reason = f"streams are of Gaussian noise on clipped updates, and this is {privacy.mechanism}"
+        reason = "correlated noise is only available for Gaussian noise on clipped updates"
         refuse(name, value, reason, 'use mechanism = "gaussian"')
     if privacy.place == "client" and privacy.unit == "client":
         reason = (
-            "a client that adds its own noise is in every one of its releases, and gains nothing from correlated noise"
+            "a client that adds its own noise takes part in all its releases, and gains nothing from correlated noise"
         )
         refuse(name, value, reason, f'use where = "server" or trusted edges, or {INDEPENDENT}')
     if privacy.arithmetic == "integer":
-        reason = "multiples of earlier noises are not whole numbers"
+        reason = "correlated noise adds fractions of earlier noise, which are not whole numbers"
         refuse(name, value, reason, 'use arithmetic = "float"')
     if experiment.algorithm.split is not None:
-        refuse(name, value, "hidden parts of the model have no bound over the rounds of a stream", "remove split")
+        refuse(name, value, "no bound is known for correlated noise with a split model", "remove split")
     if experiment.algorithm.settings.get("control") is not None:
-        reason = "adaptive control changes on the way who takes part and how often"
+        reason = "adaptive control changes during the run who takes part and how often"
         refuse(name, value, reason, f"remove algorithm.control, or {INDEPENDENT}")
     if experiment.topology.kind == "clusters":
-        reason = "members move between clusters, and a stream counts the uses of those who stay"
+        reason = "clients move between clusters, and correlated noise needs fixed members"
         refuse(name, value, reason, f"use a star, a tree or groups, or {INDEPENDENT}")
 
 
 def _check_bands(settings: Correlated) -> None:
     """Raise for bands that the strategy cannot have."""
     if settings.strategy == "blt" and settings.bands is not None:
-        reason = "blt has buffers in the place of bands"
-        invalid("privacy.correlated.bands", settings.bands, reason, "leave it out, or use bsr or band")
+        reason = 'does not apply to strategy = "blt"'
+        invalid("privacy.correlated.bands", settings.bands, reason, 'remove it, or use "bsr" or "band"')
     if settings.bands == 1:
-        reason = "one band is independent noise: there is no gain"
+        reason = "one band is independent noise, with no gain"
         refuse("privacy.correlated.bands", 1, reason, f"give 2 or more, or {INDEPENDENT}")
 
 
@@ -198,17 +198,17 @@ def _check_batches(experiment: "Experiment") -> None:
     """Raise unless examples come in fixed batches in a fixed order, noised by their own client."""
     privacy, settings = experiment.privacy, experiment.privacy.correlated or Correlated()
     if privacy.place != "client" or privacy.sensitivity is not None:
-        reason = "single examples have streams where their own client noises clipped steps"
+        reason = "for single examples, correlated noise is only available where clients add it to clipped steps"
         refuse("privacy.noise", "correlated", reason, f'use where = "client" without sensitivity, or {INDEPENDENT}')
     if experiment.sampling.samples is not None:
         reason = (
-            "batches are fixed and in a fixed order: draws and schedules keep no distance between steps of an example"
+            "correlated noise needs fixed batches: random draws give no minimum gap between the steps of an example"
         )
         refuse("sampling.samples", "given", reason, f"remove it, or {INDEPENDENT}")
     # A round of a client is one stream; its separation and uses follow from the batches of an epoch.
     for key in ("separation", "uses", "restart"):
         if getattr(settings, key) is not None:
-            reason = "follows from the batches of an epoch, and every round of a client is a stream"
+            reason = "is derived from the batches of one epoch and cannot be set"
             invalid(f"privacy.correlated.{key}", getattr(settings, key), reason, "leave it out")
 
 
@@ -219,7 +219,7 @@ def _check_participation(experiment: "Experiment") -> None:
     if clients.scheme not in (*NO_TURNS, "turns") and ":" not in clients.scheme:
         return
     if clients.scheme != "turns":
-        reason = NO_TURNS.get(clients.scheme, "of other schemes nobody knows the distance between rounds of a client")
+        reason = NO_TURNS.get(clients.scheme, "correlated noise needs a known minimum gap between a client's rounds")
         refuse("privacy.noise", "correlated", reason, f"{TURNS}, or {INDEPENDENT}")
     # Turns of public groups are the one participation whose distance between uses is known beforehand.
     groups = clients.groups or 1
@@ -228,13 +228,13 @@ def _check_participation(experiment: "Experiment") -> None:
         refuse("sampling.clients.groups", groups, reason, f"use 2 or more, or {INDEPENDENT}")
     if settings.separation is not None and not 2 <= settings.separation <= groups:
         reason = (
-            f"turns of {groups} groups keep rounds of a client {groups} apart, and with less than 2 there is no gain"
+            f"must be 2 to {groups}: with {groups} groups the rounds of a client are {groups} apart, and 1 has no gain"
         )
         refuse("privacy.correlated.separation", settings.separation, reason, "leave it out")
     length = min(settings.restart or experiment.rounds, experiment.rounds)
     needed = -(-length // groups)
     if settings.uses is not None and settings.uses < needed:
-        reason = f"every group has {needed} turns in {length} rounds"
+        reason = f"every group takes {needed} turns in {length} rounds, and all must be charged"
         refuse("privacy.correlated.uses", settings.uses, reason, "leave it out, or restart earlier")
 
 
@@ -243,19 +243,21 @@ def _check_strategy(experiment: "Experiment") -> None:
     clients, settings = experiment.sampling.clients, experiment.privacy.correlated or Correlated()
     length = min(settings.restart or experiment.rounds, experiment.rounds)
     if length < 2:
-        refuse("privacy.correlated.restart", length, "noises of one round have nothing to cancel", "give 2 or more")
+        refuse(
+            "privacy.correlated.restart", length, "the noise of a single round has nothing to cancel", "give 2 or more"
+        )
     # Hidden draws amplify only if the uses of one subject reach disjoint rows of C x: at most one band per group.
     if clients.rate is None:
         return
     if settings.strategy == "blt":
-        reason = "hidden draws hide only where noises are correlated over a few rounds, and blt never forgets"
+        reason = "a rate amplifies privacy only if noise is correlated over few rounds, and blt correlates all of them"
         refuse("privacy.correlated.strategy", "blt", reason, 'use "bsr" or "band", or turns without a rate')
     if settings.bands is not None and settings.bands > (clients.groups or 1):
-        reason = f"hidden draws hide only where a group's next turn, {clients.groups} rounds later, meets other noise"
+        reason = f"a rate amplifies privacy only with at most one band per group, and there are {clients.groups} groups"
         refuse("privacy.correlated.bands", settings.bands, reason, f"use at most {clients.groups}")
     for key in ("separation", "uses"):
         if getattr(settings, key) is not None:
-            reason = "with hidden draws every turn is charged by itself"
+            reason = "with a rate, every turn is charged by itself"
             invalid(f"privacy.correlated.{key}", getattr(settings, key), reason, "leave it out")
 
 
@@ -284,13 +286,18 @@ def check_noise(privacy: "Privacy") -> None:
     given = [key for key in every if getattr(privacy, key) is not None]
     for key in given:
         if key not in known:
-            reason = f'mechanism = "{privacy.mechanism}" has no such noise'
+            reason = f'does not apply to mechanism = "{privacy.mechanism}"'
             invalid(f"privacy.{key}", getattr(privacy, key), reason, f"use {' or '.join(known)}")
     if privacy.unit == "none" and given:
         reason = 'unit = "none" adds no noise'
         invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), reason, 'set unit = "client"')
     if privacy.unit != "none" and not given:
-        invalid("privacy.noise_multiplier", "missing", "a private run needs an amount of noise", "or give epsilon")
+        invalid(
+            "privacy.noise_multiplier",
+            "missing",
+            "a private run needs an amount of noise",
+            "give noise_multiplier or epsilon",
+        )
     if len(given) > 1:
         reason = f"privacy.{given[1]} is given too"
         invalid(f"privacy.{given[0]}", getattr(privacy, given[0]), reason, "keep one of the two")
@@ -304,7 +311,7 @@ def check_perturbation(privacy: "Privacy") -> None:
         invalid("privacy.options", privacy.options, reason, "remove them")
     bounds = BOUNDS.get(privacy.mechanism, (None,))
     if privacy.sensitivity not in bounds:
-        reason = f'mechanism = "{privacy.mechanism}" has no such bound on one example'
+        reason = f'mechanism = "{privacy.mechanism}" does not support this bound on one example'
         known = [f'"{name}"' for name in bounds if name]
         way_out = f"use {' or '.join(known)}" if known else "remove it"
         invalid(
@@ -317,14 +324,19 @@ def check_perturbation(privacy: "Privacy") -> None:
     if privacy.mechanism not in PERTURBATIONS:
         return
     if privacy.unit != "sample":
-        reason = f"{privacy.mechanism} perturbation protects single examples"
+        reason = f"{privacy.mechanism} perturbation protects single examples only"
         refuse("privacy.unit", privacy.unit, reason, 'use unit = "sample", or mechanism = "gaussian"')
     if privacy.place != "client":
         reason = f"in {privacy.mechanism} perturbation the client adds the noise"
         refuse("privacy.where", privacy.place, reason, 'use where = "client"')
     if output and privacy.sensitivity is None:
         way_out = "choose clipped_model, strongly_convex, convex or per_sample_mean"
-        invalid("privacy.sensitivity", "missing", "what bounds one example's effect on the model?", way_out)
+        invalid(
+            "privacy.sensitivity",
+            "missing",
+            "output perturbation needs to know what bounds the effect of one example",
+            way_out,
+        )
 
 
 def _check_examples(privacy: "Privacy") -> None:
@@ -332,10 +344,10 @@ def _check_examples(privacy: "Privacy") -> None:
     if privacy.sensitivity is None or privacy.mechanism != "gaussian":
         return
     if privacy.unit != "sample":
-        reason = f'unit = "{privacy.unit}" knows its own sensitivity: it is about single examples'
+        reason = f'bounds the effect of one example, and does not apply to unit = "{privacy.unit}"'
         invalid("privacy.sensitivity", privacy.sensitivity, reason, 'remove it, or use unit = "sample"')
     if privacy.sensitivity == "convex" and privacy.place == "server":
-        reason = "the server noises single gradients; a convex segment is a path of several"
+        reason = "the server adds noise to single gradients, and the convex bound is for several local steps"
         refuse("privacy.where", "server", reason, 'use where = "client", or "edge" on a tree')
 
 
@@ -347,25 +359,25 @@ def check_convex(experiment: "Experiment") -> None:
     # Convex steps are not clipped: a clipped gradient field is not a gradient field, and steps along it can drive two
     # paths apart. So the model itself must bound its gradients.
     if experiment.model.name != "linear":
-        reason = "only softmax regression is proven convex and smooth"
+        reason = "the convex bound is proven for softmax regression only"
         refuse("model.name", experiment.model.name, reason, 'use model.name = "linear", or sensitivity = "clipped"')
     if experiment.model.target != "classification" or experiment.model.loss is not None:
-        reason = "only the cross entropy of softmax regression is proven convex and smooth here"
+        reason = "the convex bound is proven for the cross entropy of softmax regression only"
         refuse("model.task", experiment.model.loss or experiment.model.target, reason, 'use sensitivity = "clipped"')
     if local.momentum or local.adaptive:
-        reason = "momentum and moments make steps that are no contraction"
+        reason = "the convex bound needs plain gradient steps, without momentum or moments"
         refuse("local.optimizer", local.optimizer or "momentum", reason, 'use optimizer = "sgd" and momentum = 0')
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        reason = "the bound on a convex step is for one learning rate"
+        reason = "the convex bound needs a constant learning rate"
         refuse("local.schedule", local.schedule or "warmup", reason, "remove it")
     if local.augment is not None or local.stragglers > 0:
         key = "augment" if local.augment is not None else "stragglers"
-        reason = "convex steps are on the examples themselves, as many as was planned"
+        reason = "the convex bound needs unchanged examples and a fixed number of steps"
         refuse(f"local.{key}", "given", reason, "remove it")
     if experiment.algorithm.split is not None:
-        refuse("algorithm.split", "given", "convex steps are on the whole model", "remove it")
+        refuse("algorithm.split", "given", "the convex bound is for steps on the whole model", "remove it")
     if experiment.privacy.mechanism == "gaussian" and experiment.samples_scheme not in ("poisson", "full"):
-        reason = "the rate of a convex segment is that of independent draws"
+        reason = "the convex bound needs independent draws of examples"
         refuse("sampling.samples.scheme", experiment.samples_scheme, reason, 'use scheme = "poisson"')
 
 
@@ -373,7 +385,7 @@ def check_solution(experiment: "Experiment") -> None:
     """Raise unless the local training is one for which the sensitivity holds."""
     privacy, local = experiment.privacy, experiment.local
     if experiment.samples_scheme not in ("shuffle", "full"):
-        reason = f"{privacy.mechanism} perturbation noises the result, not the steps"
+        reason = f"{privacy.mechanism} perturbation adds noise to the result, so sampling of steps gains nothing"
         refuse("sampling.samples.scheme", experiment.samples_scheme, reason, "use shuffle or full")
     if privacy.mechanism == "objective" or privacy.sensitivity == "strongly_convex":
         _check_exact(experiment)
@@ -387,10 +399,10 @@ def check_solution(experiment: "Experiment") -> None:
 
 def _check_exact(experiment: "Experiment") -> None:
     if experiment.model.name != "linear":
-        reason = "the bound needs the exact minimiser of a convex loss, which a network does not have"
+        reason = "the bound needs the exact minimiser of a convex loss, which a network does not provide"
         refuse("model.name", experiment.model.name, reason, 'use model.name = "linear", or mechanism = "gaussian"')
     if experiment.local.stragglers > 0:
-        reason = "the exact minimiser cannot be half done"
+        reason = "stragglers do part of the work, and an exact solver has no partial result"
         refuse("local.stragglers", experiment.local.stragglers, reason, "use stragglers = 0")
 
 
@@ -400,12 +412,15 @@ def check_everyone(experiment: "Experiment") -> None:
     if not privacy.everyone_sends_noise:
         return
     if (privacy.unit, privacy.mechanism, privacy.place) != ("client", "gaussian", "client"):
-        reason = (
-            'is of noise that clients add to their updates: unit = "client", mechanism = "gaussian", where = "client"'
-        )
+        reason = 'only applies with unit = "client", mechanism = "gaussian" and where = "client"'
         invalid(name, True, reason, "leave it out")
     if experiment.topology.kind != "star":
-        invalid(name, True, f"everybody's noise is in the one mean of a star, this is a {experiment.topology.kind}")
+        invalid(
+            name,
+            True,
+            'needs topology.kind = "star": only there is one mean made of all clients\' noise',
+            "leave it out",
+        )
     # Integer noise is exact post-processing of one Gaussian; for a sum of several rounded noises that is not true.
     if privacy.arithmetic == "integer":
         invalid(name, True, "a sum of rounded noises is not a rounded Gaussian", 'use arithmetic = "float"')
@@ -423,7 +438,7 @@ class AdaptiveClipping(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _true_means_defaults(cls, given: Any) -> Any:
+    def _fill_defaults(cls, given: Any) -> Any:
         return {} if given is True else given
 
 
@@ -435,21 +450,21 @@ def check_adaptive(experiment: "Experiment") -> None:
     if privacy.unit == "none":
         invalid(name, value, 'unit = "none" clips nothing', "remove it")
     if privacy.unit == "sample":
-        reason = "the count is of clients; gradients of single examples are clipped inside local steps, uncounted"
+        reason = "the rule counts clipped clients, and here single examples are clipped"
         refuse(name, value, reason, 'remove it, or use unit = "client"')
     if privacy.mechanism != "gaussian":
-        reason = f"mean and count are one Gaussian release, and this is {privacy.mechanism}"
+        reason = "the mean and the count must be one Gaussian release"
         refuse(name, value, reason, 'use mechanism = "gaussian"')
     if privacy.place != "server":
-        reason = "the party that clips must be trusted with who was clipped"
-        refuse("privacy.where", privacy.place, f"{name} is given, and {reason}", 'use where = "server", or remove it')
+        reason = "the party that clips learns who was clipped, so it must be a trusted server"
+        refuse("privacy.where", privacy.place, f"with {name}, {reason}", 'use where = "server", or remove it')
     if privacy.noise == "correlated":
-        reason = "the bound of a stream of noise is for one clip norm"
+        reason = "correlated noise needs a constant clip norm"
         refuse(name, value, reason, f"remove it, or {INDEPENDENT}")
     if experiment.algorithm.split is not None:
-        refuse(name, value, "parts of the model have clip norms of their own", "remove it, or remove split")
+        refuse(name, value, "a split model has one clip norm for each part", "remove it, or remove split")
     if experiment.algorithm.settings.get("control") is not None:
-        refuse(name, value, "adaptive control plans with one clip norm", "remove it, or remove algorithm.control")
+        refuse(name, value, "adaptive control needs a constant clip norm", "remove it, or remove algorithm.control")
 
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -474,25 +489,30 @@ class Split(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_word_will_do(cls, given: Any) -> Any:
+    def _fill_name(cls, given: Any) -> Any:
         return {"by": given} if isinstance(given, str) else given
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _parts_may_be_named(cls, given: Any) -> Any:
+    def _fill_parts(cls, given: Any) -> Any:
         return list_partitions(given)
 
     @model_validator(mode="after")
-    def _has_its_own_keys(self) -> "Split":
+    def _check_keys(self) -> "Split":
         keys = ("parts", "unsplit", "partitions", "part_weights", "partition_weights", "cycle")
         changed = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
         if self.by == "dropout":
             for key in changed:
-                reason = "dropout has two parts, and the model's layers say what is unsplit"
+                reason = (
+                    'does not apply to by = "dropout": it has two parts, and the model decides which layers are unsplit'
+                )
                 invalid(f"algorithm.split.{key}", getattr(self, key), reason, "remove it")
         if not isinstance(self.parts, int) and (self.unsplit or self.partitions != 1):
             key = "unsplit" if self.unsplit else "partitions"
-            reason = "parts are given by name: parameters in no list are unsplit, and each list of parts is a partition"
+            reason = (
+                "does not apply to named parts: parameters in no list are unsplit, and each list of parts is a "
+                "partition"
+            )
             invalid(f"algorithm.split.{key}", getattr(self, key), reason, "remove it")
         self._check_choice()
         return self
@@ -501,15 +521,25 @@ class Split(Section):
         named = () if isinstance(self.parts, int) else self.parts
         partitions = len(named) or self.partitions
         if self.cycle and partitions == 1:
-            invalid("algorithm.split.cycle", True, "there is one partition", "give several, or remove it")
+            invalid(
+                "algorithm.split.cycle",
+                True,
+                "there is only one partition to cycle through",
+                "give several, or remove it",
+            )
         if self.cycle and self.partition_weights:
-            value, reason = list(self.partition_weights), "cycle = true chooses the partition by round"
-            invalid("algorithm.split.partition_weights", value, reason, "remove one of them")
+            value, reason = (
+                list(self.partition_weights),
+                "cycle = true chooses the partition by the round, not at random",
+            )
+            invalid("algorithm.split.partition_weights", value, reason, "remove one of the two")
         counts = {self.parts} if isinstance(self.parts, int) else {len(way) for way in self.parts}
         for key, wanted in (("part_weights", counts), ("partition_weights", {partitions})):
             weights = getattr(self, key)
             if weights and wanted != {len(weights)}:
-                reason = f"has {len(weights)} weights for {' or '.join(map(str, sorted(wanted)))} {key[:-8]}s"
+                reason = (
+                    f"has {len(weights)} weights, and there are {' or '.join(map(str, sorted(wanted)))} {key[:-8]}s"
+                )
                 invalid(f"algorithm.split.{key}", list(weights), reason, "give one weight each")
 
 
@@ -531,7 +561,7 @@ def list_partitions(parts: Any) -> Any:
     listed = isinstance(parts, list | tuple) and bool(parts) and all(map(is_partition, parts))
     if not listed and (type(parts) is not int or not 1 <= parts <= 10**9):
         reason = (
-            "is a whole number from 1 on, a list of parts, or a list of partitions; a part lists parameters or layers"
+            "must be a whole number >= 1, a list of parts, or a list of partitions; a part lists parameters or layers"
         )
         invalid("algorithm.split.parts", parts, reason, 'e.g. [["conv1"], ["conv2", "output.weight"]]')
     return parts
@@ -543,7 +573,7 @@ def check_split(experiment: "Experiment") -> None:
     if experiment.algorithm.split is None:
         return
     if experiment.local.augment is not None:
-        reason = "views of an example would be averaged over parts"
+        reason = "the views of an example would be averaged over different parts"
         refuse("local.augment", "given", reason, "remove local.augment or algorithm.split")
     if privacy.unit == "none":
         return
@@ -552,5 +582,5 @@ def check_split(experiment: "Experiment") -> None:
         reason = f"{privacy.mechanism} {'perturbation trains the whole model' if perturbs else 'releases whole models'}"
         refuse("algorithm.split", "given", reason, 'use mechanism = "gaussian", or remove split')
     if privacy.adjacency == "replace":
-        reason = "splitting is accounted as add/remove: a subject against none"
+        reason = "a split model is accounted under add/remove adjacency only"
         refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or remove algorithm.split')

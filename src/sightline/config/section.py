@@ -27,7 +27,7 @@ LONGEST_NAME = 200
 def _check_name(name: str) -> str:
     """Return the name. Raises for a malformed one; whether it is known is checked by the package that looks it up."""
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        raise ValueError('is a name, or an object of your own as "package.module:OBJECT"')
+        raise ValueError('must be a name, or your own object as "package.module:OBJECT"')
     return name
 
 
@@ -48,7 +48,7 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _can_be_written(self) -> Self:
+    def _check_settings(self) -> Self:
         for name, value in self.settings.items():
             check_plain(name, value)
         return self
@@ -66,12 +66,12 @@ def check_plain(name: str, value: Any) -> None:
     while waiting:
         part, depth = waiting.pop()
         if isinstance(part, float) and not math.isfinite(part):
-            invalid(name, part, "numbers are finite")
+            invalid(name, part, "numbers must be finite")
         if isinstance(part, date | time):
-            invalid(name, part, "no setting is a date or a time", "put it in quotes")
+            invalid(name, part, "a setting cannot be a date or a time", "put it in quotes")
         if isinstance(part, int) and abs(part) >= 2**63:
-            invalid(name, part, "whole numbers have at most 63 bits")
+            invalid(name, part, "whole numbers must fit 64 bits")
         if depth > DEEPEST:
-            invalid(name, "[[[...", f"at most {DEEPEST} lists or tables stand inside one another")
+            invalid(name, "[[[...", f"lists and tables can be nested at most {DEEPEST} deep")
         inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         waiting += [(one, depth + 1) for one in inside]

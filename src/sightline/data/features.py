@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.config import Data, Features
 from sightline.console import ProgressBar
-from sightline.data.federation import Kind
-from sightline.data.source import Partition, Scale, Table
+from sightline.data.federation import Kind, Partition, Scale, Table
 from sightline.errors import invalid
 
 # Whitening uses made-up "dead leaves" pictures (discs of random size). Statistics of the clients' own images would give
@@ -237,12 +236,12 @@ def describe_features(wanted: Features, source: str) -> str:
     >>> describe_features(Features(mirror=True), "mnist")
     'mnist: 81 scattering features a channel and 4 x 4 pixels, of each example alone, with its mirror image'
     """
-    words = [f"{source}: {CHANNELS} scattering features a channel and 4 x 4 pixels, of each example alone"]
-    words += ["brightness and two differences of colour"] if wanted.opponent else []
-    words += ["with its mirror image"] if wanted.mirror else []
-    words += [] if wanted.groups is None else [f"normalised in {wanted.groups} groups of channels inside the example"]
-    words += ["whitened by made-up pictures"] if wanted.whiten else []
-    return ", ".join(words)
+    parts = [f"{source}: {CHANNELS} scattering features a channel and 4 x 4 pixels, of each example alone"]
+    parts += ["brightness and two differences of colour"] if wanted.opponent else []
+    parts += ["with its mirror image"] if wanted.mirror else []
+    parts += [] if wanted.groups is None else [f"normalised in {wanted.groups} groups of channels inside the example"]
+    parts += ["whitened by made-up pictures"] if wanted.whiten else []
+    return ", ".join(parts)
 
 
 def _features_of(table: Table, wanted: Features, source: str, scale: Normalisation) -> Table:
@@ -252,24 +251,24 @@ def _features_of(table: Table, wanted: Features, source: str, scale: Normalisati
 
 def _check_images(table: Table, settings: Data, wanted: Features) -> None:
     if table.kind is not Kind.IMAGE:
-        reason = f"scattering is of images, and {settings.source} holds none"
+        reason = f"scattering only applies to images, and {settings.source} has none"
         invalid("data.features", wanted.transform, reason, "remove it, or use another source")
     if any(side % STEP or side <= STEP for side in table.x.shape[2:]):
         reason = f"sides of {' x '.join(map(str, table.x.shape[2:]))} pixels are not multiples of {STEP} beyond {STEP}"
         invalid("data.features", wanted.transform, reason, "remove it")
     if Partition(settings.partition) is Partition.ROTATION:
-        reason = "features of a turned image are not the turned features"
+        reason = "scattering features cannot be rotated"
         invalid("data.partition", "rotation", reason, "remove data.features")
     if wanted.opponent and table.x.shape[1] != len(OPPONENT):
-        reason = f"differences of colour are of red, green and blue; {settings.source} has {table.x.shape[1]} channel"
+        reason = f"differences of colour need red, green and blue, and {settings.source} has {table.x.shape[1]} channel"
         invalid("data.features.opponent", "true", reason, "remove it")
     channels = CHANNELS * table.x.shape[1]
     if wanted.groups is not None and channels % wanted.groups:
-        reason = f"{channels} channels are not divided into groups of equal size"
+        reason = f"{channels} channels cannot be divided into groups of equal size"
         invalid("data.features.groups", wanted.groups, reason, "use 27, or another divisor")
 
 
-def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
+def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Features, title: str) -> NDArray[np.float16]:
     """Return the features of (n, channels, height, width) images, computed once per data set and cached on disk.
 
     Guarantees: a file is named by a digest of the pixels, the wanted features and `VERSION`. It is complete or absent.
@@ -284,7 +283,7 @@ def cached_features(pixels: NDArray[np.generic], highest: float, wanted: Feature
     result = _read_features(path)
     if result is not None and result.shape == shape and result.dtype == np.float16:
         return result
-    return _write_features(path, pixels, highest, wanted, words)
+    return _write_features(path, pixels, highest, wanted, title)
 
 
 def _read_features(path: Path) -> NDArray[np.float16] | None:
@@ -314,9 +313,9 @@ def feature_shape(pixels: NDArray[np.generic], wanted: Features) -> tuple[int, i
 
 
 def _write_features(
-    path: Path, pixels: NDArray[np.generic], highest: float, wanted: Features, words: str
+    path: Path, pixels: NDArray[np.generic], highest: float, wanted: Features, title: str
 ) -> NDArray[np.float16]:
-    features = _show_progress(pixels, highest, wanted, words)
+    features = _show_progress(pixels, highest, wanted, title)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # NamedTemporaryFile creates files that only the owner can read.
@@ -336,9 +335,9 @@ def _write_features(
     return features
 
 
-def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features, words: str) -> NDArray[np.float16]:
+def _show_progress(pixels: NDArray[np.generic], highest: float, wanted: Features, title: str) -> NDArray[np.float16]:
     """Return the features, with a progress bar on a terminal."""
-    with ProgressBar(words, len(pixels)) as bar:
+    with ProgressBar(title, len(pixels)) as bar:
         return compute_features(pixels, highest, wanted, lambda done: bar.show(done, len(pixels), "images"))
 
 

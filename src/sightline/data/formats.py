@@ -26,9 +26,11 @@ from sightline.plugins import import_extra
 
 # Data files come from strangers. A small archive that unpacks to terabytes, a pickle or a header that lies must end in
 # one error line, not in exhausted memory or foreign code.
-def raise_broken(path: Path, law: str) -> NoReturn:
+def raise_broken(path: Path, reason: str) -> NoReturn:
     """Raise the error for a damaged or foreign file."""
-    invalid("file", f"{path.parent.name}/{path.name}", law, "replace it; `sightline datasets` says which file it is")
+    invalid(
+        "file", f"{path.parent.name}/{path.name}", reason, "replace it; `sightline datasets` lists the expected files"
+    )
 
 
 # Read in steps: a header that promises too much cannot make us allocate memory that the file does not fill.
@@ -42,7 +44,7 @@ def gzip_stream(path: Path) -> Iterator[gzip.GzipFile]:
         with gzip.open(path, "rb") as stream:
             yield stream
     except EOFError:
-        raise_broken(path, "the gzip data end too early")
+        raise_broken(path, "the gzip data is incomplete")
     except (OSError, zlib.error) as error:
         raise_broken(path, f"cannot be unpacked ({type(error).__name__})")
 
@@ -77,15 +79,15 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
         text = read_gzip(path, most=MOST_CSV_BYTES).decode("utf-8")
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = next(rows, [])
-        places = [_column_place(path, header, column) for column in columns]
-        return [tuple(_check_row(path, row, header, rows.line_num)[index] for index in places) for row in rows]
+        indices = [_column_index(path, header, column) for column in columns]
+        return [tuple(_check_row(path, row, header, rows.line_num)[index] for index in indices) for row in rows]
     except UnicodeDecodeError:
         raise_broken(path, "is not UTF-8 text")
     except csv.Error as error:
         raise_broken(path, f"is not a CSV table ({error})")
 
 
-def _column_place(path: Path, header: list[str], column: str) -> int:
+def _column_index(path: Path, header: list[str], column: str) -> int:
     if column not in header:
         raise_broken(path, f'has no column "{column}"')
     return header.index(column)
@@ -114,9 +116,9 @@ def read_idx(path: Path, *, item: tuple[int, ...]) -> NDArray[np.uint8]:
         # One byte beyond the stated size shows a file that does not match its header.
         surplus = stream.read(1)
     if len(content) < size:
-        raise_broken(path, f"the header promises {size:,} bytes, the file holds {len(content):,}")
+        raise_broken(path, f"the header states {size:,} bytes, the file has {len(content):,}")
     if surplus:
-        raise_broken(path, f"holds more than the {size:,} bytes that its header states")
+        raise_broken(path, f"has more than the {size:,} bytes that its header states")
     return np.frombuffer(content, dtype=np.uint8).reshape(items, *item)
 
 
@@ -127,7 +129,7 @@ def _read_count(path: Path, header: bytes, item: tuple[int, ...]) -> int:
             path, f"magic number {header[:4].hex() or 'missing'}, expected {bytes((0, 0, UNSIGNED_BYTE, axes)).hex()}"
         )
     if len(header) < 4 + 4 * axes:
-        raise_broken(path, "the header ends too early")
+        raise_broken(path, "the header is incomplete")
     items, *shape = (int.from_bytes(header[at : at + 4], "big") for at in range(4, 4 + 4 * axes, 4))
     if tuple(shape) != item:
         raise_broken(path, f"items of shape {tuple(shape)}, expected {item}")
@@ -272,12 +274,14 @@ def read_picture(path: Path, side: int | None = None) -> NDArray[np.uint8]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")) as picture:
                 if picture.mode not in GREY + COLOUR:
-                    invalid("data", path, f"a picture of mode {picture.mode}", "convert it to 8 bits a channel")
+                    invalid(
+                        "data", path, f"image mode {picture.mode} is not supported", "convert it to 8 bits per channel"
+                    )
                 plain = picture.convert("L" if picture.mode in GREY else "RGB")
                 if side is not None and plain.size != (side, side):
                     plain = plain.resize((side, side), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        invalid("data", path, f"is not a readable picture ({type(error).__name__})", "replace or remove it")
+        invalid("data", path, f"is not a readable image ({type(error).__name__})", "replace or remove it")
     pixels = np.asarray(plain)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.config import Data
-from sightline.data.federation import Client, Federation, Shard
+from sightline.data.federation import Client, Federation, Scale, Shard, Table
 from sightline.data.formats import list_pictures, read_picture
 from sightline.data.own import (
     HIGHEST,
@@ -22,7 +22,6 @@ from sightline.data.own import (
     tell_error,
 )
 from sightline.data.partition import split_examples
-from sightline.data.source import Scale, Table
 from sightline.data.tables import (
     FileTable,
     Pair,
@@ -90,12 +89,12 @@ class GivenData:
     def as_table(self, settings: Data, task: str) -> Table:
         """Return all examples as one table for a partition; the owners are the clients, if there are any."""
         if any(client.test is not None for client in self.clients):
-            reason = "clients that bring test examples of their own are dealt as they are"
+            reason = "clients with their own test examples cannot be partitioned"
             invalid("data.partition", settings.partition, reason, 'use "natural", or give one test set for all')
         named = [(f"client {number}", client.train) for number, client in enumerate(self.clients)]
         if self.pool is not None:
             named = [("data", self.pool)]
-        parts = [(who, *checked_pair(who, *pair, settings, task)) for who, pair in named]
+        parts = [(origin, *checked_pair(origin, *pair, settings, task)) for origin, pair in named]
         tests = [] if self.test is None else [("test", *checked_pair("the test set", *self.test, settings, task))]
         kind, vocabulary = check_alike(settings, parts + tests)
         _refuse_empty_test(tests[0][2] if tests else None)
@@ -126,7 +125,7 @@ def own_copy(shard: Shard) -> Shard:
 
 def _refuse_empty_test(test: Sized | None) -> None:
     if test is not None and not len(test):
-        invalid("test", "empty", "it holds no example", "leave it out to keep data.test_fraction of each client")
+        invalid("test", "empty", "it has no examples", "remove it to keep data.test_fraction of each client")
 
 
 def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PYTHON) -> dict[str, Any]:
@@ -140,18 +139,18 @@ def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PY
     # A file that names another source can run on data that name their clients; its partition is of that source.
     foreign = "source" in said and settings.source not in (PYTHON, source)
     if given.pool is not None and partition in (None, "natural"):
-        reason = "it is one data set, and nothing says whose examples they are"
-        way_out = 'deal it, e.g. data.partition = "dirichlet" and data.clients = 20; or name clients: a list with one'
+        reason = "it is one data set, and the client of each example is unknown"
+        way_out = 'partition it, e.g. data.partition = "dirichlet" and data.clients = 20; or give a list with one'
         invalid("data", source, reason, f'{way_out} (x, y) each, or a table with a column "client"')
     if given.pool is None and partition not in (None, "natural", "by_user") and not foreign:
-        reason = f"the data name {len(given)} clients of their own, which no partition may mix"
-        invalid("data.partition", partition, reason, "leave it out; or give all examples as one (x, y) or table")
+        reason = f"the data names {len(given)} clients, and a partition would mix them"
+        invalid("data.partition", partition, reason, "remove it, or give all examples as one (x, y) or table")
     dealt = given.pool is not None or (partition == "by_user" and not foreign)
     if not dealt and "clients" in said and not foreign and settings.clients != len(given):
         invalid(
             "data.clients",
             settings.clients,
-            f"the data have {len(given)} clients",
+            f"the data has {len(given)} clients",
             f"write {len(given)}, or leave it out",
         )
     result = {"source": source, "partition": partition if dealt else "natural"}
@@ -163,7 +162,7 @@ def _settle_classes(settings: Data, given: GivenData, task: str) -> dict[str, An
     if "classes" in said:
         if declared is not None and settings.class_names not in (None, declared):
             reason = f"the data set declares {json.dumps(declared)}"
-            invalid("data.classes", list(settings.class_names or ()), reason, "leave it out, or keep its order")
+            invalid("data.classes", list(settings.class_names or ()), reason, "remove it, or keep its order")
         return {"classes": settings.classes} | ({"class_names": settings.class_names} if settings.class_names else {})
     if declared is not None:
         # Labels are positions in this list; names that are numbers would be read as the labels themselves.
@@ -173,10 +172,10 @@ def _settle_classes(settings: Data, given: GivenData, task: str) -> dict[str, An
     if task not in ("classification", "own"):
         return {"classes": 2 if task == "binary" else settings.classes}
     # Classes counted from the examples would be a release without noise.
-    reason = "which classes there are must be public, and is not learned from private data"
+    reason = "the set of classes must be public, so it is not read off private data"
     names = _text_labels(given)
     way_out = f"if these names are public, write classes = {json.dumps(names, ensure_ascii=False)}"
-    invalid("data.classes", "missing", reason, way_out if names else 'say it: {"data": {"classes": 10}}')
+    invalid("data.classes", "missing", reason, way_out if names else 'e.g. {"data": {"classes": 10}}')
 
 
 def _text_labels(given: GivenData) -> list[str]:
@@ -193,7 +192,7 @@ def _common_classes(trained: Mapping[Any, Any] | None, tables: TableReader) -> t
     declared = {tables.declared_classes(one) for one in (trained or {}).values()}
     if len(declared - {None}) > 1:
         shown = " and ".join(json.dumps(names) for names in sorted(declared - {None})[:2])  # type: ignore[type-var]
-        invalid("data", "clients", f"their data sets declare other classes: {shown}", "give all the same classes")
+        invalid("data", "clients", f"their data sets declare different classes: {shown}", "give all the same classes")
     return declared.pop() if len(declared) == 1 else None
 
 
@@ -209,7 +208,7 @@ def read_given(data: Any, test: Any, options: Mapping[str, Any]) -> GivenData:
     trained = clients_of("data", data, tables)
     if trained is not None and not trained:
         way_out = f"give a list with one (x, y) per client, or a table with a column {tables.names.client!r}"
-        invalid("data", type(data).__name__, "it names no client", way_out)
+        invalid("data", type(data).__name__, "it does not name clients", way_out)
     names = tables.declared_classes(data) or _common_classes(trained, tables)
     own = None if test is None else clients_of("test", test, tables)
     if trained is None:
@@ -237,10 +236,10 @@ def _part_tests(data: Any, test: Any) -> tuple[Any, Any]:
     if not isinstance(data, Mapping) or "train" not in data:
         return data, test
     if not set(data) <= SPLITS:
-        strange = sorted(str(word) for word in set(data) - SPLITS)[0]
-        invalid("data", strange, 'beside "train" there is only "test"', "give these two, or one key per client")
+        strange = sorted(str(key) for key in set(data) - SPLITS)[0]
+        invalid("data", strange, 'the only key beside "train" is "test"', "give these two, or one key per client")
     if "test" in data and test is not None:
-        invalid("test", "given twice", 'data has a "test" of its own', "keep one of the two")
+        invalid("test", "given twice", 'data has its own "test"', "keep one of the two")
     return data["train"], data.get("test", test)
 
 
@@ -249,7 +248,7 @@ def _splits_in(folder: Path) -> dict[str, Path] | None:
     parts = {
         path.stem: path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix in (".csv", ".parquet")
     }
-    parts = {word: path for word, path in parts.items() if not word.startswith(".")}
+    parts = {name: path for name, path in parts.items() if not name.startswith(".")}
     if not parts or not set(parts) <= OTHER_SPLITS:
         return None
     if set(parts) != SPLITS:
@@ -264,15 +263,15 @@ def _with_tests(
     """Yield each client with the test examples under its name."""
     for key in tests:
         if key not in clients:
-            invalid("test", key, "no client is named so", "name test sets like the clients")
+            invalid("test", key, "no client has this name", "name test sets like the clients")
         if clients[key].test is not None:
-            invalid("test", key, "the client brings test examples of its own", "keep one of the two")
+            invalid("test", key, "the client already has test examples", "keep one of the two")
     for key, client in clients.items():
         test = read_examples(f"test of {key}", tests[key], tables) if key in tests else client.test
         yield replace(client, test=test)
 
 
-def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | None:
+def clients_of(origin: str, given: Any, tables: TableReader) -> dict[Any, Any] | None:
     """Return each client's examples by name; None if they are examples of nobody in particular."""
     if isinstance(given, list | tuple):
         return None if _is_pair(given) else dict(enumerate(given))
@@ -287,9 +286,11 @@ def clients_of(who: str, given: Any, tables: TableReader) -> dict[Any, Any] | No
             return (
                 None if None in by_client else {key: _read_pictures(files, tables) for key, files in by_client.items()}
             )
-        given = _open_table(who, path)
+        given = _open_table(origin, path)
     columns = table_columns(given)
-    return None if columns is None or tables.names.client not in columns else dict(tables.split_by_client(who, given))
+    return (
+        None if columns is None or tables.names.client not in columns else dict(tables.split_by_client(origin, given))
+    )
 
 
 def _is_pair(given: Any) -> bool:
@@ -319,7 +320,7 @@ def _find_pictures(folder: Path) -> dict[str | None, PictureFiles] | None:
     depth = len(files[0][0]) if files else 0
     for parts, path in files:
         if len(parts) not in (1, 2) or len(parts) != depth:
-            reason = f"images lie in client/class/ or in class/, and {path.relative_to(folder)} is elsewhere"
+            reason = f"images must lie in client/class/ or in class/, and {path.relative_to(folder)} does not"
             invalid("data", folder, reason, "put every image at the same depth")
     result: dict[str | None, PictureFiles] = {}
     for parts, path in files:
@@ -334,7 +335,10 @@ def _read_pictures(files: PictureFiles, tables: TableReader) -> Pair:
         if picture.shape != tables.picture_shape:
             reason = f"{_describe_picture(picture.shape)}, others are {_describe_picture(tables.picture_shape)}"
             invalid(
-                "data", path, reason, "scale all to one size, e.g. options = {size = 32}; use one number of colours"
+                "data",
+                path,
+                reason,
+                "scale all to one size, e.g. options = {size = 32}, and use the same number of channels",
             )
     return np.stack(pictures), np.array([label for label, _ in files])
 
@@ -343,96 +347,96 @@ def _describe_picture(shape: tuple[int, ...]) -> str:
     return f"{shape[2]} x {shape[1]} pixels in {'colour' if shape[0] == 3 else 'grey'}"
 
 
-def read_client(who: str, given: Any, tables: TableReader) -> GivenClient:
+def read_client(origin: str, given: Any, tables: TableReader) -> GivenClient:
     """Return one client's training examples and, if it brings some, its test examples."""
     if isinstance(given, Client):
         return GivenClient((given.train.x, given.train.y), (given.test.x, given.test.y), given.cluster)
     if isinstance(given, tuple | list) and len(given) == 4:
-        x, y, test_x, test_y = (_array(who, part) for part in given)
+        x, y, test_x, test_y = (_array(origin, part) for part in given)
         return GivenClient((channels_first(x), y), (channels_first(test_x), test_y))
     if isinstance(given, Mapping):
         if set(given) - SPLITS or "train" not in given:
-            invalid("data", sorted(map(str, given)), f'{who}: a client\'s keys are "train" and "test"')
-        test = None if given.get("test") is None else read_examples(f"{who}, test", given["test"], tables)
-        return GivenClient(read_examples(f"{who}, train", given["train"], tables), test)
-    return GivenClient(read_examples(who, given, tables))
+            invalid("data", sorted(map(str, given)), f'{origin}: a client\'s keys are "train" and "test"')
+        test = None if given.get("test") is None else read_examples(f"{origin}, test", given["test"], tables)
+        return GivenClient(read_examples(f"{origin}, train", given["train"], tables), test)
+    return GivenClient(read_examples(origin, given, tables))
 
 
-def read_examples(who: str, given: Any, tables: TableReader) -> Pair:
+def read_examples(origin: str, given: Any, tables: TableReader) -> Pair:
     """Return (x, y) from a pair, a table, a file, a folder of images, a torch Dataset or a DataLoader."""
     if isinstance(given, str | Path):
         path = _existing(given)
         if not path.is_dir():
-            return tables.read_pair(path.name, _open_table(who, path))
+            return tables.read_pair(path.name, _open_table(origin, path))
         files = _find_pictures(path)
         if files is None or None not in files:
-            invalid("data", path, f"{who}: holds no images in class/", "give a file, or a folder of images")
+            invalid("data", path, f"{origin}: has no images in class/", "give a file, or a folder of images")
         return _read_pictures(files[None], tables)
     if isinstance(given, tuple | list):
         if len(given) != 2:
-            reason = f"{who} has {len(given)} parts, not (x, y)"
-            invalid("data", type(given).__name__, reason, "give inputs and labels, with test examples 4 arrays")
+            reason = f"{origin} has {len(given)} parts, not (x, y)"
+            invalid("data", type(given).__name__, reason, "give (x, y), or (x, y, test_x, test_y)")
         columns = table_columns(given[0])
-        x = _array(who, given[0]) if columns is None else tables.read_inputs(who, given[0], columns)
-        return channels_first(x), _array(who, given[1])
+        x = _array(origin, given[0]) if columns is None else tables.read_inputs(origin, given[0], columns)
+        return channels_first(x), _array(origin, given[1])
     if table_columns(given) is not None:
-        return tables.read_pair(who, given)
+        return tables.read_pair(origin, given)
     if all(hasattr(given, name) for name in ("dataset", "sampler", "collate_fn")):
-        return _read_loader(who, given, tables)
+        return _read_loader(origin, given, tables)
     if isinstance(given, Sized) and hasattr(given, "__getitem__") and not hasattr(given, "shape"):
-        return read_dataset(who, given, tables)
-    reason = f"{who} is a {type(given).__name__}, not (x, y), a Dataset with a length, a table or a file"
+        return read_dataset(origin, given, tables)
+    reason = f"{origin} is a {type(given).__name__}, not (x, y), a Dataset with a length, a table or a file"
     invalid("data", type(given).__name__, reason, "give one of these for each client, or one for all with a partition")
 
 
-def _open_table(who: str, path: Path) -> FileTable:
+def _open_table(origin: str, path: Path) -> FileTable:
     if path.suffix not in (".csv", ".parquet") or not path.is_file():
-        invalid("data", path, f"{who}: no such .csv or .parquet file")
+        invalid("data", path, f"{origin}: no such .csv or .parquet file")
     return FileTable(path)
 
 
-def _array(who: str, given: Any) -> Any:
+def _array(origin: str, given: Any) -> Any:
     try:
         return None if given is None else to_array(given)
     except Exception as error:
         reason = explain_lengths(given) or f"not an array ({tell_error(error)}); give numbers of one shape"
-        invalid("data", type(given).__name__, f"{who}: {reason}")
+        invalid("data", type(given).__name__, f"{origin}: {reason}")
 
 
-def _read_loader(who: str, loader: Any, tables: TableReader) -> Pair:
+def _read_loader(origin: str, loader: Any, tables: TableReader) -> Pair:
     """Return the examples behind a DataLoader in the order of its data set, each collated alone."""
     # Another sampler leaves examples out or repeats them, and a repeated example is protected once only.
     if type(loader.sampler).__name__ not in ("SequentialSampler", "RandomSampler") or not isinstance(
         loader.dataset, Sized
     ):
-        reason = f"{who}: its {type(loader.sampler).__name__} chooses examples in its own way"
+        reason = f"{origin}: its {type(loader.sampler).__name__} selects examples by itself"
         invalid("data", type(loader).__name__, reason, "give the data set itself, or a torch.utils.data.Subset of it")
     if getattr(loader.collate_fn, "__name__", "") == "default_collate":
-        return read_dataset(who, loader.dataset, tables)
+        return read_dataset(origin, loader.dataset, tables)
     return _read_items(
-        who, loader.dataset, (loader.collate_fn([item]) for item in _items(loader.dataset)), tables, True
+        origin, loader.dataset, (loader.collate_fn([item]) for item in _items(loader.dataset)), tables, True
     )
 
 
-def read_dataset(who: str, given: Any, tables: TableReader) -> Pair:
+def read_dataset(origin: str, given: Any, tables: TableReader) -> Pair:
     """Return all examples of a map-style torch Dataset that yields (input, label), or dictionaries with a label."""
     tensors = getattr(given, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:
-        return channels_first(_array(who, tensors[0])), _array(who, tensors[1])
-    return _read_items(who, given, _items(given), tables, False)
+        return channels_first(_array(origin, tensors[0])), _array(origin, tensors[1])
+    return _read_items(origin, given, _items(given), tables, False)
 
 
 def _items(dataset: Any) -> Iterator[Any]:
     return (dataset[index] for index in range(len(dataset)))
 
 
-def _read_items(who: str, given: Any, items: Iterable[Any], tables: TableReader, batches: bool) -> Pair:
+def _read_items(origin: str, given: Any, items: Iterable[Any], tables: TableReader, batches: bool) -> Pair:
     """Return the items as one pair; with `batches` each item is a batch of one."""
     try:
         rows = list(items)
         if rows and all(isinstance(row, Mapping) for row in rows):
             columns = {key: _join([row[key] for row in rows], batches) for key in rows[0]}
-            return tables.read_pair(who, ItemTable(columns))
+            return tables.read_pair(origin, ItemTable(columns))
         pairs = [tuple(row) for row in rows]
         if any(len(pair) != 2 for pair in pairs):
             raise ValueError("an item is not (input, label)")
@@ -443,8 +447,8 @@ def _read_items(who: str, given: Any, items: Iterable[Any], tables: TableReader,
     except SightlineError:
         raise
     except Exception as error:
-        reason = f"{who}: its items cannot be read ({tell_error(error)})"
-        invalid("data", type(given).__name__, reason, "let them be (input, label) of one shape")
+        reason = f"{origin}: its items cannot be read ({tell_error(error)})"
+        invalid("data", type(given).__name__, reason, "items must be (input, label) pairs of equal shapes")
 
 
 def _join(parts: list[Any], batches: bool) -> list[Any]:

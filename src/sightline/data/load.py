@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from sightline.config import Data
 from sightline.data import partition as ways
 from sightline.data.features import transform_table
-from sightline.data.federation import Federation, Kind, Shard
+from sightline.data.federation import Federation, Index, Kind, Partition, Request, Shard, Shift, Source, Table
 from sightline.data.given import PYTHON, GivenData, read_given, settle_data
 from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out
-from sightline.data.source import Index, Partition, Request, Shift, Source, Table
 from sightline.data.sources import SOURCES, find_source
 from sightline.data.targets import as_task
 from sightline.errors import invalid
@@ -104,8 +103,8 @@ def load_federation(
     finite inputs and finite targets, labels being 0 .. classes - 1.
     """
     if settings.source == PYTHON:
-        reason = "the examples were handed over by a Python program, and no file can give them back"
-        invalid("data.source", PYTHON, reason, "hand them over again: sightline.run(..., data=...)")
+        reason = "the examples were passed from Python and are not stored in the file"
+        invalid("data.source", PYTHON, reason, "pass them again: sightline.run(..., data=...)")
     if settings.is_path:
         given = read_given(settings.source, None, settings.options)
         settled = settings.model_copy(update=settle_data(settings, given, task, source=settings.source))
@@ -176,7 +175,7 @@ def _deal_parts(table: Table, settings: Data, users: str, rng: np.random.Generat
 
 def _owner_of(table: Table) -> NDArray[np.int64]:
     if table.owner is None:
-        reason = "the data do not say whose examples they are"
+        reason = "the data does not name the user of each example"
         invalid("data.partition", "by_user", reason, 'use "iid", or give them by user, e.g. in a column "client"')
     return table.owner
 
@@ -186,7 +185,7 @@ def _common_test(table: Table, settings: Data, union: Shard, shift: Shift, strea
     rng = streams.rng(Purpose.SUBSAMPLE, round=TEST)
     if table.test is None:
         if not len(union):
-            reason = "this source has no test set of its own, and no client keeps examples for testing"
+            reason = "this source has no test set, and the clients keep no examples for testing"
             invalid("data.test_fraction", settings.test_fraction, reason, "use 0.2 and two examples a client")
         return _fewer_of(union, settings.test_samples, rng)
     test = keep_fewer(table.test, name="data.test_samples", keep=settings.test_samples, rng=rng)
@@ -203,7 +202,9 @@ def _fewer_of(shard: Shard, keep: int | None, rng: np.random.Generator) -> Shard
     if keep is None or keep == len(shard):
         return shard
     if keep > len(shard):
-        invalid("data.test_samples", keep, f"the clients keep {len(shard):,} test examples", f"at most {len(shard)}")
+        invalid(
+            "data.test_samples", keep, f"the clients keep {len(shard):,} test examples", f"use at most {len(shard)}"
+        )
     return shard.take(np.sort(rng.permutation(len(shard))[:keep]))
 
 
@@ -216,7 +217,7 @@ def _check_partition(source: Source, settings: Data) -> None:
 
 def _check_reuse(settings: Data) -> None:
     if settings.reuse and settings.clusters is None:
-        reason = "only clusters get the whole data set each"
+        reason = "only clusters can each get the whole data set"
         invalid("data.reuse", "true", reason, 'use partition = "rotation" or "label_shift", or reuse = false')
 
 
@@ -225,9 +226,9 @@ def _check_shift(table: Table, settings: Data, shift: Shift) -> None:
     if shift is Shift.ROTATION and count > 4:
         invalid("data.clusters", settings.clusters, "there are only 4 quarter turns", "use at most 4 clusters")
     if shift is Shift.ROTATION and (table.kind is not Kind.IMAGE or table.x.shape[-1] != table.x.shape[-2]):
-        invalid("data.partition", "rotation", "only square images can be turned", 'use "label_shift"')
+        invalid("data.partition", "rotation", "only square images can be rotated", 'use "label_shift"')
     if shift is Shift.LABELS and count > table.classes:
-        reason = f"with {table.classes} classes there are only {table.classes} shifts"
+        reason = f"{table.classes} classes have only {table.classes} shifts"
         invalid("data.clusters", settings.clusters, reason, f"use at most {table.classes} clusters")
 
 

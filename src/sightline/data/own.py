@@ -31,7 +31,7 @@ def load_own(settings: Data, *, streams: Streams, task: str = "classification") 
     needs, labels being whole numbers from 0 to data.classes - 1. Raises with one line for every mistake.
     """
     if settings.partition != "natural":
-        reason = "your own function deals the examples itself"
+        reason = "your own function partitions the examples itself"
         invalid("data.partition", settings.partition, reason, 'use partition = "natural"')
     function = import_function(settings.source)
     given = _collect_clients(function, settings, streams.rng(Purpose.SYNTHETIC))
@@ -47,7 +47,7 @@ def federation_of_own(
     The common test set is `test` if given, else the union of the clients' test shards.
     """
     owned = [(f"client {number}", one) for number, client in enumerate(clients) for one in (client.train, client.test)]
-    parts = [(who, shard.x, shard.y) for who, shard in owned]
+    parts = [(origin, shard.x, shard.y) for origin, shard in owned]
     if test is not None:
         parts.append(("the test set", test.x, test.y))
     kind, vocabulary = check_alike(settings, parts)
@@ -60,7 +60,9 @@ def federation_of_own(
 def import_function(source: str) -> Callable[..., Any]:
     """Return the function that `package.module:function` names; the working folder is searched too."""
     if not FACTORY.fullmatch(source):
-        invalid("data.source", source, "your own function is named package.module:function", 'e.g. "mydata:clients"')
+        invalid(
+            "data.source", source, "your own function must be given as package.module:function", 'e.g. "mydata:clients"'
+        )
     module_name, name = source.split(":")
     try:
         with _working_folder():
@@ -99,8 +101,8 @@ def _collect_clients(function: Callable[..., Any], settings: Data, rng: np.rando
             "data.source", settings.source, reason, "it is called as function(clients=..., rng=..., **data.options)"
         )
     if len(given) != settings.clients:
-        reason = f"the function yields {'more' if len(given) > settings.clients else len(given)} clients"
-        invalid("data.clients", settings.clients, reason, "let both agree")
+        reason = f"the function returned {'more' if len(given) > settings.clients else len(given)} clients"
+        invalid("data.clients", settings.clients, reason, "the two numbers must agree")
     return given
 
 
@@ -109,32 +111,32 @@ def tell_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
-def checked_client(who: str, given: Any, settings: Data, task: str = "classification") -> Client:
+def checked_client(origin: str, given: Any, settings: Data, task: str = "classification") -> Client:
     """Return a client made by the user, with arrays checked; raise with one line for every mistake."""
     if isinstance(given, Client):
         arrays: tuple[Any, ...] = (given.train.x, given.train.y, given.test.x, given.test.y)
     elif isinstance(given, tuple | list) and len(given) == 4:
         arrays = tuple(given)
     else:
-        reason = f"{who} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
+        reason = f"{origin} is {type(given).__name__}, not (train_x, train_y, test_x, test_y) or a Client"
         invalid("data.source", settings.source, reason)
-    train = checked_shard(f"{who}, train", arrays[0], arrays[1], settings, task)
+    train = checked_shard(f"{origin}, train", arrays[0], arrays[1], settings, task)
     if not len(train):
-        invalid("data.source", settings.source, f"{who} has no training example")
+        invalid("data.source", settings.source, f"{origin} has no training example")
     empty = (arrays[3] is None or np.size(arrays[3]) == 0) and np.size(arrays[2]) == 0
-    test = train.take(slice(0, 0)) if empty else checked_shard(f"{who}, test", arrays[2], arrays[3], settings, task)
+    test = train.take(slice(0, 0)) if empty else checked_shard(f"{origin}, test", arrays[2], arrays[3], settings, task)
     return Client(train, test, given.cluster if isinstance(given, Client) else None)
 
 
-def checked_shard(who: str, x: Any, y: Any, settings: Data, task: str = "classification") -> Shard:
+def checked_shard(origin: str, x: Any, y: Any, settings: Data, task: str = "classification") -> Shard:
     """Return the examples of one owner, inputs and targets checked; raise with one line for every mistake."""
-    inputs, targets = checked_pair(who, x, y, settings, task)
+    inputs, targets = checked_pair(origin, x, y, settings, task)
     if inputs.dtype == np.uint8:
         inputs = np.divide(inputs, np.float32(HIGHEST), dtype=np.float32)
     return Shard(inputs, targets)
 
 
-def checked_pair(who: str, x: Any, y: Any, settings: Data, task: str) -> tuple[NDArray[Any], Targets]:
+def checked_pair(origin: str, x: Any, y: Any, settings: Data, task: str) -> tuple[NDArray[Any], Targets]:
     """Return inputs and targets as `checked_shard`, but images of bytes as they are, in a quarter of the memory."""
     try:
         inputs = np.asarray(x)
@@ -142,19 +144,19 @@ def checked_pair(who: str, x: Any, y: Any, settings: Data, task: str) -> tuple[N
             inputs, y = next_tokens(inputs, padding=settings.options.get("padding"))
         given = np.asarray(y)
     except Exception as error:
-        invalid("data.source", settings.source, f"{who}: not arrays ({tell_error(error)})")
+        invalid("data.source", settings.source, f"{origin}: not arrays ({tell_error(error)})")
     if given.ndim and (inputs.ndim < 1 or len(inputs) != len(given)):
-        invalid("data.source", settings.source, f"{who}: {inputs.shape} inputs for {len(given)} labels")
-    targets = check_targets(who, given, inputs, settings, task)
-    return _read_inputs(who, inputs, settings), targets
+        invalid("data.source", settings.source, f"{origin}: {inputs.shape} inputs for {len(given)} labels")
+    targets = check_targets(origin, given, inputs, settings, task)
+    return _read_inputs(origin, inputs, settings), targets
 
 
-def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[Any]:
+def _read_inputs(origin: str, x: NDArray[Any], settings: Data) -> NDArray[Any]:
     if x.dtype == np.uint8 and x.ndim == 4:
         return x
     kind = KINDS.get((x.dtype.kind.replace("u", "i"), x.ndim))
     if kind is None:
-        reason = f"{who}: inputs are {x.dtype} {x.shape}"
+        reason = f"{origin}: inputs are {x.dtype} {x.shape}"
         floats = "(n, features), (n, steps, features) or (n, channels, height, width)"
         way_out = f"give float {floats}, or whole-number (n, tokens)"
         invalid("data.source", settings.source, reason, way_out)
@@ -164,7 +166,7 @@ def _read_inputs(who: str, x: NDArray[Any], settings: Data) -> NDArray[Any]:
         inputs = x.astype(np.float32, copy=False)
     # Clipping would silently count an example with NaN as zero; without clipping it would spoil the model.
     if not np.isfinite(inputs).all():
-        invalid("data.source", settings.source, f"{who}: inputs hold NaN or infinity", "clean them first")
+        invalid("data.source", settings.source, f"{origin}: inputs contain NaN or infinity", "clean them first")
     return inputs
 
 
@@ -174,14 +176,14 @@ Part = tuple[str, NDArray[Any], Targets]
 
 def check_alike(settings: Data, parts: list[Part]) -> tuple[Kind, int]:
     """Return the kind of all inputs and the vocabulary; raise unless inputs and targets have one shape and type."""
-    first_who, first, targets = parts[0]
-    for who, x, y in parts:
+    first_origin, first, targets = parts[0]
+    for origin, x, y in parts:
         if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
-            reason = f"{who} has inputs {_describe_array(x)}, {first_who} {_describe_array(first)}"
-            invalid("data.source", settings.source, reason, "all inputs have one shape and type")
+            reason = f"{origin} has inputs {_describe_array(x)}, {first_origin} {_describe_array(first)}"
+            invalid("data.source", settings.source, reason, "all inputs must have one shape and type")
         if y.shape[1:] != targets.shape[1:] or y.dtype != targets.dtype:
-            reason = f"{who} has targets {_describe_array(y)}, {first_who} {_describe_array(targets)}"
-            invalid("data.source", settings.source, reason, "all targets have one shape and type")
+            reason = f"{origin} has targets {_describe_array(y)}, {first_origin} {_describe_array(targets)}"
+            invalid("data.source", settings.source, reason, "all targets must have one shape and type")
     kind = Kind.IMAGE if first.dtype == np.uint8 else KINDS[first.dtype.kind, first.ndim]
     return kind, _check_vocabulary(settings, parts) if kind is Kind.TEXT else 0
 
@@ -205,7 +207,7 @@ def _keep_fewer(
     if keep is None or keep == total:
         return clients, ()
     if not len(clients) <= keep <= total:
-        reason = f"{len(clients)} clients have {total} training examples and keep one each"
+        reason = f"{len(clients)} clients have {total} training examples, and each keeps at least one"
         invalid("data.train_samples", keep, reason)
     owner = np.repeat(np.arange(len(clients)), [len(client.train) for client in clients])
     kept = draw_subsample(total, keep=keep, rng=streams.rng(Purpose.SUBSAMPLE), owner=owner)
@@ -221,7 +223,9 @@ def _union_of_tests(clients: tuple[Client, ...], settings: Data) -> Shard:
     tests = [client.test for client in clients]
     union = Shard(np.concatenate([test.x for test in tests]), np.concatenate([test.y for test in tests]))
     if not len(union):
-        invalid("data.source", settings.source, "no client has a test example", "give at least one client some")
+        invalid(
+            "data.source", settings.source, "no client has a test example", "give test examples to at least one client"
+        )
     return union
 
 
@@ -236,9 +240,9 @@ def _check_vocabulary(settings: Data, parts: Iterable[Part]) -> int:
     # A vocabulary read off private texts would be a release, so the user must state it.
     vocabulary = settings.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 2:
-        reason = "inputs are tokens, and their number must not be learned from private data"
+        reason = "inputs are tokens, and the vocabulary size must not be read off private data"
         invalid("data.options.vocabulary", vocabulary, reason, "give it, e.g. options = {vocabulary = 5000}")
-    for who, x, _ in parts:
+    for origin, x, _ in parts:
         if x.size and (x.min() < 0 or x.max() >= vocabulary):
-            invalid("data.options.vocabulary", vocabulary, f"{who} has tokens outside 0 .. vocabulary - 1")
+            invalid("data.options.vocabulary", vocabulary, f"{origin} has tokens outside 0 .. vocabulary - 1")
     return vocabulary

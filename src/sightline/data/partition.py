@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Client, Shard
-from sightline.data.source import Index, Shift, Table
+from sightline.data.federation import Client, Index, Shard, Shift, Table
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
 
@@ -54,7 +53,7 @@ def _class_cuts(examples: int, clients: int, concentration: float, rng: np.rando
     shares = rng.dirichlet(np.full(clients, concentration))
     # For tiny concentrations all gamma draws underflow to zero, and their normalisation is NaN.
     if not np.isfinite(shares).all():
-        invalid("data.concentration", concentration, "the Dirichlet draw is not a number", "use 0.01 .. 1000")
+        invalid("data.concentration", concentration, "the Dirichlet draw is not finite", "use 0.01 .. 1000")
     return np.minimum(np.floor(np.cumsum(shares[:-1]) * examples), examples).astype(np.int64)
 
 
@@ -86,7 +85,7 @@ def label_shards(
     """
     present = np.unique(labels)
     if labels_per_client > len(present):
-        reason = f"the data have {len(present)} labels"
+        reason = f"the data has {len(present)} labels"
         invalid("data.labels_per_client", labels_per_client, reason, f"give at most {len(present)}")
     holds = _assign_labels(len(present), clients, labels_per_client, rng)
     pieces: list[list[Index]] = [[] for _ in range(clients)]
@@ -94,7 +93,7 @@ def label_shards(
         holders = np.flatnonzero(holds[:, column])
         members = rng.permutation(np.flatnonzero(labels == label))
         if len(holders) > len(members):
-            reason = f"label {label} has {len(members)} examples for the {len(holders)} clients that are to hold it"
+            reason = f"label {label} has {len(members)} examples for {len(holders)} clients"
             invalid("data.clients", clients, reason, "give fewer clients, fewer labels_per_client or more examples")
         for client, piece in zip(holders, np.array_split(members, max(1, len(holders))), strict=False):
             pieces[client].append(piece)
@@ -194,7 +193,12 @@ def _owner_runs(owner: NDArray[np.int64], wanted: NDArray[np.int64]) -> list[Ind
 
 def _check_users(clients: int, users: int) -> None:
     if users < clients:
-        invalid("data.clients", clients, f"the data have {users} users, and a client needs one", f"use at most {users}")
+        invalid(
+            "data.clients",
+            clients,
+            f"the data has {users} users, and each client needs one",
+            f"use at most {users}",
+        )
 
 
 __all__ = [
@@ -230,7 +234,7 @@ def keep_fewer(
     if keep is None or keep == len(table):
         return table
     if keep > len(table):
-        invalid(name, keep, f"the source has {len(table):,} examples", f"give at most {len(table)}, or leave it out")
+        invalid(name, keep, f"the source has {len(table):,} examples", f"give at most {len(table)}, or remove it")
     owner = table.owner if every_owner else None
     index = draw_subsample(len(table), keep=keep, rng=rng, owner=owner)
     note = f"{name}: {keep:,} of {len(table):,} examples, chosen at random"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.source import Option
+from sightline.data.federation import Option
 from sightline.errors import did_you_mean, invalid
 from sightline.formatting import read_text
 
@@ -35,7 +35,7 @@ OTHER_OPTIONS = {
     "vocabulary": Option(5000, 2, 2**31),
     "padding": Option(0, 0, 2**31),
     "size": Option(32, 1, 4096),
-    "users": Option("one", words=("one", "grouped")),
+    "users": Option("one", choices=("one", "grouped")),
 }
 """Options beside the names of columns: number of tokens, the padding token, side of images, what `by_user` makes."""
 
@@ -60,9 +60,14 @@ class ColumnNames:
         for name, value in options.items():
             if name not in known:
                 invalid(f"data.options.{name}", value, "not an option of data=", did_you_mean(name, known))
-            words = value if isinstance(value, list | tuple) and name == "inputs" else [value]
-            if name in columns and not (words and all(isinstance(word, str) for word in words)):
-                invalid(f"data.options.{name}", value, "names a column", f'e.g. options = {{{name} = "{name}"}}')
+            names = value if isinstance(value, list | tuple) and name == "inputs" else [value]
+            if name in columns and not (names and all(isinstance(entry, str) for entry in names)):
+                invalid(
+                    f"data.options.{name}",
+                    value,
+                    "must be the name of a column",
+                    f'e.g. options = {{{name} = "{name}"}}',
+                )
             if name in OTHER_OPTIONS:
                 OTHER_OPTIONS[name].check(name, value)
         inputs = options.get("inputs")
@@ -98,45 +103,50 @@ class TableReader:
         self.picture_shape: tuple[int, ...] | None = None
         """Shape of the first image file; all others must have it."""
 
-    def read_pair(self, who: str, table: Any) -> Pair:
+    def read_pair(self, origin: str, table: Any) -> Pair:
         """Return inputs and labels of a table's rows.
 
         A single input column is taken as it is; several are the features of a vector. Whole numbers in several columns,
         or one per row, are features too, unless a vocabulary says that they are tokens.
         """
-        columns = self._same_columns(who, table_columns(table) or [])
-        labels = _whole_labels(read_column(who, table, self._find_label(who, columns)))
-        return self.read_inputs(who, table, self._find_inputs(who, columns)), labels
+        columns = self._same_columns(origin, table_columns(table) or [])
+        labels = _whole_labels(read_column(origin, table, self._find_label(origin, columns)))
+        return self.read_inputs(origin, table, self._find_inputs(origin, columns)), labels
 
-    def read_inputs(self, who: str, table: Any, inputs: list[str]) -> NDArray[Any]:
+    def read_inputs(self, origin: str, table: Any, inputs: list[str]) -> NDArray[Any]:
         """Return the named columns as inputs; raise for one that does not hold numbers, with its name."""
-        result = [read_column(who, table, name) for name in inputs]
+        result = [read_column(origin, table, name) for name in inputs]
         if len(result) == 1 and result[0].ndim != 1 and result[0].dtype.kind in "biuf":
             return channels_first(result[0])
         fit = [name for name, one in zip(inputs, result, strict=True) if one.ndim == 1 and one.dtype.kind in "biuf"]
         for name, column in zip(inputs, result, strict=True):
             if name not in fit:
                 way_out = f"name the inputs: options = {{inputs = {json.dumps(fit[:8])}}}" if fit else "give numbers"
-                invalid("data.options.inputs", name, f"{who}: {_describe_cells(column)}", way_out)
+                invalid("data.options.inputs", name, f"{origin}: {_describe_cells(column)}", way_out)
             if column.dtype.kind == "f" and not np.isfinite(column).all():
                 row = int(np.flatnonzero(~np.isfinite(column))[0])
-                reason = f"{who}: this column has NaN or infinity in row {row}"
+                reason = f"{origin}: this column has NaN or infinity in row {row}"
                 invalid("data.options.inputs", name, reason, "fill or drop such rows")
         return np.stack([one.astype(np.int64 if self.names.tokens else np.float64) for one in result], axis=1)
 
-    def split_by_client(self, who: str, table: Any) -> dict[Any, Pair]:
+    def split_by_client(self, origin: str, table: Any) -> dict[Any, Pair]:
         """Return each client's rows, ordered by the sorted values of the client column."""
-        x, y = self.read_pair(who, table)
-        name, owners = self.names.client, read_column(who, table, self.names.client)
+        x, y = self.read_pair(origin, table)
+        name, owners = self.names.client, read_column(origin, table, self.names.client)
         if owners.ndim != 1:
-            invalid("data.options.client", name, f"{who}: a row has several clients", "name another column")
+            invalid("data.options.client", name, f"{origin}: a row names several clients", "name another column")
         try:
             values, owner = np.unique(owners, return_inverse=True)
             if any(value is None or value != value for value in values.tolist()):
                 raise TypeError
         # Numbers mixed with text, or rows without a client.
         except TypeError:
-            invalid("data.options.client", name, f"{who}: its values cannot be ordered", "fill every row alike")
+            invalid(
+                "data.options.client",
+                name,
+                f"{origin}: its values cannot be sorted",
+                "fill every row with values of one type",
+            )
         parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
         return {value: (x[part], y[part]) for value, part in zip(values.tolist(), parts, strict=True)}
 
@@ -149,40 +159,45 @@ class TableReader:
         names = getattr(features.get(self._find_label("data", columns)), "names", None)
         return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
-    def _same_columns(self, who: str, columns: list[str]) -> list[str]:
+    def _same_columns(self, origin: str, columns: list[str]) -> list[str]:
         """Return the columns of the first table; raise if this table has others."""
         own = [name for name in columns if name != self.names.client]
         if self._columns is None:
             self._columns = own
         odd = sorted(set(own) ^ set(self._columns))
         if odd and self.names.inputs is None:
-            invalid("data", odd[0], f"{who}: not all clients have this column", "give all the same, or name the inputs")
+            invalid(
+                "data",
+                odd[0],
+                f"{origin}: not all clients have this column",
+                "give all clients the same columns, or name the inputs",
+            )
         return self._columns if not odd else own
 
-    def _find_label(self, who: str, columns: list[str]) -> str:
+    def _find_label(self, origin: str, columns: list[str]) -> str:
         if self.names.label is not None:
-            return _known_column(who, "label", self.names.label, columns)
+            return _known_column(origin, "label", self.names.label, columns)
         result = [name for name in LABELS if name in columns]
         if len(result) != 1:
-            reason = f"{who}: {len(result) or 'none'} of its columns could be the label ({', '.join(LABELS)})"
+            reason = f"{origin}: {len(result) or 'none'} of its columns could be the label ({', '.join(LABELS)})"
             invalid("data.options.label", "missing", reason, f"name it; there are {', '.join(columns[:8])}")
         return result[0]
 
-    def _find_inputs(self, who: str, columns: list[str]) -> list[str]:
+    def _find_inputs(self, origin: str, columns: list[str]) -> list[str]:
         """Return the named input columns, else all columns that are left."""
         if self.names.inputs is not None:
-            return [_known_column(who, "inputs", name, columns) for name in self.names.inputs]
+            return [_known_column(origin, "inputs", name, columns) for name in self.names.inputs]
         if TOKENS in columns:
             return [TOKENS]
-        result = [name for name in columns if name != self._find_label(who, columns)]
+        result = [name for name in columns if name != self._find_label(origin, columns)]
         if not result:
-            invalid("data.options.inputs", "missing", f"{who}: no column is left for the inputs", "name them")
+            invalid("data.options.inputs", "missing", f"{origin}: no column is left for the inputs", "name them")
         return result
 
 
-def _known_column(who: str, key: str, name: str, columns: list[str]) -> str:
+def _known_column(origin: str, key: str, name: str, columns: list[str]) -> str:
     if name not in columns:
-        invalid(f"data.options.{key}", name, f"{who} has no such column", did_you_mean(name, columns))
+        invalid(f"data.options.{key}", name, f"{origin} has no such column", did_you_mean(name, columns))
     return name
 
 
@@ -201,7 +216,7 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
+def read_column(origin: str, table: Any, name: str) -> NDArray[Any]:
     """Return one column as an array; rows that are arrays are stacked."""
     column: Any = None
     try:
@@ -212,7 +227,7 @@ def read_column(who: str, table: Any, name: str) -> NDArray[Any]:
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         reason = explain_lengths(column) or f"the column cannot be read as one array ({cause}); give rows of one shape"
-        invalid("data", name, f"{who}: {reason}")
+        invalid("data", name, f"{origin}: {reason}")
 
 
 def explain_lengths(rows: Any) -> str | None:
@@ -267,7 +282,7 @@ def read_csv_table(path: Path) -> dict[str, NDArray[Any]]:
         header = [name.strip() for name in next(csv.reader(io.StringIO(text, newline="")), [])]
         body = text.split("\n", 1)[1] if "\n" in text else ""
         if not header or not body.strip():
-            invalid("data", path, "has no rows below a header", "its first line names the columns")
+            invalid("data", path, "has no rows below a header", "the first line must name the columns")
         if len(set(header)) != len(header):
             invalid("data", path, "two columns have one name", "name each column once")
         try:
@@ -292,7 +307,7 @@ def _read_mixed_columns(path: Path, text: str, width: int) -> list[NDArray[Any]]
     for row in reader:
         if row and len(row) != width:
             reason = f"line {reader.line_num} has {len(row)} cells, the header {width}"
-            invalid("data", path, reason, "quote cells that hold a comma")
+            invalid("data", path, reason, "quote cells that contain a comma")
         if row:
             rows.append(row)
     cells = (np.array(column) for column in zip(*rows, strict=True))
@@ -314,7 +329,9 @@ def read_parquet_table(path: Path) -> Any:
     elif find_spec("pandas") is not None and find_spec("fastparquet") is not None:
         read = import_module("pandas").read_parquet
     else:
-        invalid("data", path, "Parquet is read by pyarrow, which cannot be imported", "pip install pyarrow, or use CSV")
+        invalid(
+            "data", path, "reading Parquet needs pyarrow, which cannot be imported", "pip install pyarrow, or use CSV"
+        )
     try:
         return read(path)
     except Exception as error:
@@ -338,6 +355,6 @@ def list_files(folder: Path) -> dict[str, Path]:
     result = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet")}
     count = sum(path.suffix in (".csv", ".parquet") for path in folder.iterdir())
     if not result or len(result) != count:
-        reason = "two files are of one client" if result else "holds no .csv or .parquet file"
+        reason = "two files have the same client" if result else "has no .csv or .parquet file"
         invalid("data", folder, reason, "give one file for each client")
     return result

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind, Targets
-from sightline.data.source import Partition, Table
+from sightline.data.federation import Kind, Partition, Table, Targets
 from sightline.errors import invalid
 
 IGNORED = -100
@@ -39,41 +38,44 @@ def next_tokens(x: NDArray[np.int64], *, padding: int | None = None) -> tuple[ND
     return np.ascontiguousarray(x[:, :-1]), after
 
 
-def check_targets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data, task: str) -> Targets:
+def check_targets(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data, task: str) -> Targets:
     """Return the targets of a user's own shard in the type that the task needs; raise if they do not fit."""
     if y.ndim and len(y) == 0 and y.dtype.kind == "f" and task in (*LABELLED, "language"):
         # numpy makes an empty list an array of floats.
         y = y.astype(np.int64)
-    return CHECKS[task](who, y, x, settings)
+    return CHECKS[task](origin, y, x, settings)
 
 
-def check_labels(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
+def check_labels(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return labels as numbers from 0 to data.classes - 1; raise for one outside, or not among the named classes."""
     if y.ndim == 1 and settings.class_names is not None:
-        return _number_labels(who, y, settings)
+        return _number_labels(origin, y, settings)
     if y.ndim == 1 and y.dtype.kind in "UOS" and y.size:
         # Names of folders and cells of text columns may be numbers.
         if not all(is_numeral(label) for label in y.tolist()):
             known = sorted({str(label)[:30] for label in y.tolist()})
             shown = ", ".join(f'"{label}"' for label in known[:6]) + (", ..." if len(known) > 6 else "")
-            reason = f"{who}: labels are text ({shown}), and which there are must be public, not learned from data"
+            reason = (
+                f"{origin}: labels are text ({shown}), and the set of labels must be public, so it is not read off "
+                "the data"
+            )
             invalid("data.classes", settings.classes, reason, 'list their names, all of them: classes = ["cat", "dog"]')
         y = y.astype(np.int64)
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        reason = f"{who}: labels are {y.dtype} {y.shape}, expected whole numbers (n,)"
+        reason = f"{origin}: labels are {y.dtype} {y.shape}, expected whole numbers (n,)"
         invalid("data.source", settings.source, reason)
     if y.size and y.min() < 0:
-        invalid("data.source", settings.source, f"{who}: label {y.min()}, labels count from 0")
+        invalid("data.source", settings.source, f"{origin}: label {y.min()}, labels count from 0")
     # The number of classes is a setting. Counting labels would release a fact of private data that no ledger entry
     # covers.
     if y.size and y.max() >= settings.classes:
-        reason = f"{who}: label {y.max()} with data.classes={settings.classes}, labels count from 0"
+        reason = f"{origin}: label {y.max()} with data.classes={settings.classes}, labels count from 0"
         way_out = "set data.classes to the number of classes, or list the labels: classes = [1, 2, 3]"
         invalid("data.source", settings.source, reason, way_out)
     return y.astype(np.int64, copy=False)
 
 
-def _number_labels(who: str, y: NDArray[Any], settings: Data) -> NDArray[np.int64]:
+def _number_labels(origin: str, y: NDArray[Any], settings: Data) -> NDArray[np.int64]:
     """Return each label's position among the names of classes; whole numbers are positions if no name is a number."""
     names = [str(name) for name in settings.class_names or ()]
     if y.dtype.kind == "b":
@@ -88,7 +90,7 @@ def _number_labels(who: str, y: NDArray[Any], settings: Data) -> NDArray[np.int6
     ]
     for text in texts:
         if text not in names:
-            reason = f"{who}: label {text[:30]!r} is not among them"
+            reason = f"{origin}: label {text[:30]!r} is not one of them"
             invalid(
                 "data.classes", list(settings.class_names or ())[:8], reason, "add it if it is public, or drop the row"
             )
@@ -104,54 +106,54 @@ def is_numeral(label: Any) -> bool:
     return isinstance(label, str | int) and re.fullmatch(r"-?[0-9]{1,18}", str(label)) is not None
 
 
-def check_label_sets(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
+def check_label_sets(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return label sets; raise unless they are (n, labels) of zeros and ones."""
     if y.ndim != 2 or y.dtype.kind not in "biuf":
-        reason = f"{who}: sets of labels are {y.dtype} {y.shape}, expected zeros and ones (n, labels)"
+        reason = f"{origin}: sets of labels are {y.dtype} {y.shape}, expected zeros and ones (n, labels)"
         invalid("data.source", settings.source, reason)
     if not np.isin(y, (0, 1)).all():
-        invalid("data.source", settings.source, f"{who}: sets of labels hold other numbers than 0 and 1")
+        invalid("data.source", settings.source, f"{origin}: sets of labels may only contain 0 and 1")
     return y.astype(np.float32, copy=False)
 
 
-def check_numbers(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
+def check_numbers(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return regression targets; raise unless they are (n,) or (n, targets) finite numbers."""
     if y.ndim not in (1, 2) or y.dtype.kind not in "iuf":
-        reason = f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n,) or (n, targets)"
+        reason = f"{origin}: targets are {y.dtype} {y.shape}, expected numbers (n,) or (n, targets)"
         invalid("data.source", settings.source, reason)
     # Overflow to infinity is caught by the check below.
     with np.errstate(over="ignore"):
         result = y.astype(np.float32, copy=False)
     if not np.isfinite(result).all():
-        invalid("data.source", settings.source, f"{who}: targets hold NaN or infinity", "clean them first")
+        invalid("data.source", settings.source, f"{origin}: targets contain NaN or infinity", "clean them first")
     return result
 
 
-def check_next_tokens(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
+def check_next_tokens(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return next tokens; raise unless shaped as the inputs, below the vocabulary or `IGNORED`."""
     if x.dtype.kind not in "iu" or x.ndim != 2:
-        reason = f"{who}: inputs are {x.dtype} {x.shape}, and a language model reads whole-number (n, tokens)"
+        reason = f"{origin}: inputs are {x.dtype} {x.shape}, and a language model reads whole-number (n, tokens)"
         invalid("data.source", settings.source, reason)
     if y.shape != x.shape or y.dtype.kind not in "iu":
-        reason = f"{who}: next tokens are {y.dtype} {y.shape}, expected whole numbers {x.shape}"
-        invalid("data.source", settings.source, reason, "or give None for them, and they are read off the inputs")
+        reason = f"{origin}: next tokens are {y.dtype} {y.shape}, expected whole numbers {x.shape}"
+        invalid("data.source", settings.source, reason, "or give None to derive them from the inputs")
     vocabulary = settings.options.get("vocabulary")
     largest = vocabulary if isinstance(vocabulary, int) else np.iinfo(np.int64).max
     if not ((y == IGNORED) | ((y >= 0) & (y < largest))).all():
-        reason = f"{who}: next tokens outside 0 .. vocabulary - 1"
-        invalid("data.options.vocabulary", vocabulary, reason, f"{IGNORED} stands for a position that does not count")
+        reason = f"{origin}: next tokens outside 0 .. vocabulary - 1"
+        invalid("data.options.vocabulary", vocabulary, reason, f"use {IGNORED} for positions to ignore")
     return y.astype(np.int64, copy=False)
 
 
-def check_anything(who: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
+def check_anything(origin: str, y: NDArray[Any], x: NDArray[Any], settings: Data) -> Targets:
     """Return targets of a user's own loss; raise unless they are finite numbers. Whole numbers stay whole."""
     if y.ndim < 1 or y.dtype.kind not in "biuf":
-        invalid("data.source", settings.source, f"{who}: targets are {y.dtype} {y.shape}, expected numbers (n, ...)")
+        invalid("data.source", settings.source, f"{origin}: targets are {y.dtype} {y.shape}, expected numbers (n, ...)")
     if y.dtype.kind in "biu":
         return y.astype(np.int64, copy=False)
     result = y.astype(np.float32, copy=False)
     if not np.isfinite(result).all():
-        invalid("data.source", settings.source, f"{who}: targets hold NaN or infinity", "clean them first")
+        invalid("data.source", settings.source, f"{origin}: targets contain NaN or infinity", "clean them first")
     return result
 
 
@@ -178,7 +180,7 @@ def as_task(table: Table, settings: Data, task: str, *, padding: int | None = 0)
 def _predict_next(table: Table, padding: int | None) -> Table:
     tokens: Any = table.x
     if tokens.shape[1] < 2:
-        invalid("data.options.tokens", tokens.shape[1], "a next token needs a sequence of two or more", "use 25")
+        invalid("data.options.tokens", tokens.shape[1], "predicting the next token needs 2 or more tokens", "use 25")
     x, y = next_tokens(tokens, padding=padding)
     test = None if table.test is None else _predict_next(table.test, padding)
     note = "language: every token is to be predicted from those before it"
@@ -187,5 +189,5 @@ def _predict_next(table: Table, padding: int | None) -> Table:
 
 def _refuse_label_partition(settings: Data, task: str) -> None:
     if Partition(settings.partition) in BY_LABEL:
-        reason = f'it deals by labels, and task = "{task}" has none'
+        reason = f'needs labels, and task = "{task}" has none'
         invalid("data.partition", settings.partition, reason, 'use "iid", "by_user" or "natural"')

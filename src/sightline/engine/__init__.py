@@ -10,10 +10,9 @@ from sightline.engine.record import RunRecord, replace_nonfinite
 
 if TYPE_CHECKING:
     from sightline.engine.build import BuiltExperiment, build_experiment
-    from sightline.engine.forecast import plan_run
     from sightline.engine.loop import run_loop
     from sightline.engine.more_rounds import check_ended, count_added, plan_longer
-    from sightline.engine.plan import calibrate_noise, plan_releases
+    from sightline.engine.plan import calibrate_noise, plan_releases, plan_run
     from sightline.engine.run_directory import BEST, CONFIG, MODEL, directory_to_resume, new_directory, read_settings
 
 _LAZY = {
@@ -29,7 +28,7 @@ _LAZY = {
     "new_directory": "sightline.engine.run_directory",
     "plan_longer": "sightline.engine.more_rounds",
     "plan_releases": "sightline.engine.plan",
-    "plan_run": "sightline.engine.forecast",
+    "plan_run": "sightline.engine.plan",
     "read_settings": "sightline.engine.run_directory",
     "run_loop": "sightline.engine.loop",
 }

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
-from sightline.engine.followed_plan import FollowedPlan, LeftPlan, facts_of
 from sightline.engine.projection import check_projection
-from sightline.engine.release_gate import StoppedByGate
+from sightline.engine.release_gate import FollowedPlan, LeftPlan, StoppedByGate, facts_of
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
@@ -66,9 +66,9 @@ class InventedValues(DryExecution):
         self._changed, self._scale = changed, scale
         self.calls: list[NotedCall] = []
 
-    def allow_schedule(self, setting: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
-        """Return the wanted schedule, as in a real run."""
-        return allow_schedule(setting, wanted, most_steps)
+    @override
+    def allow_schedule(self, built: BuiltExperiment, wanted: LocalSchedule, most_steps: int) -> LocalSchedule:
+        return allow_schedule(built, wanted, most_steps)
 
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return numbers that depend on the number of the call alone."""
@@ -80,7 +80,7 @@ class InventedValues(DryExecution):
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return the first model, or the second one if values are changed."""
-        starts = torch.stack([one.value for one in ballot.candidates])
+        starts = torch.stack([model.value for model in ballot.candidates])
         self._note_call(NotedCall(context.next_id, starts, frozenset().union(*(c.sources for c in ballot.candidates))))
         other = int(self._shift) + int(self._scale != 1.0)
         return dict.fromkeys(ballot.choosers.members, other % len(ballot.candidates))
@@ -104,7 +104,7 @@ class Rehearsed:
 
     def releases_of(self, call: int) -> set[int]:
         """Return the ledger numbers of a call's releases."""
-        ends = [one.first for one in self.calls] + [len(self.ledger)]
+        ends = [call.first for call in self.calls] + [len(self.ledger)]
         return set(range(ends[call], max(ends[call] + 1, ends[call + 1])))
 
     def remembers(self, sources: frozenset[int], call: int) -> bool:
@@ -120,25 +120,25 @@ class Rehearsed:
         return False
 
 
-def check_first_algorithm(setting: BuiltExperiment, make_plan: Callable[[], FollowedPlan]) -> None:
+def check_first_algorithm(built: BuiltExperiment, make_plan: Callable[[], FollowedPlan]) -> None:
     """Check a plugin algorithm once for each of its sources and experiments. Raise `Refused` if it fails.
 
     Code without a file has no digest that would show a change, so it is checked every time.
     """
-    for plugin in setting.plugins:
-        facts = (plugin.name, plugin.source_digest, setting.experiment.model_dump_json())
+    for plugin in built.plugins:
+        facts = (plugin.name, plugin.source_digest, built.experiment.model_dump_json())
         if plugin.kind != ALGORITHM or facts in _passed:
             continue
         try:
-            check_sources(setting, make_plan())
-            check_projection(setting)
+            check_sources(built, make_plan())
+            check_projection(built)
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
         if plugin.source_digest != "unknown":
             _passed.add(facts)
 
 
-def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *, rounds: int = ROUNDS) -> None:
+def check_sources(built: BuiltExperiment, plan: FollowedPlan | None = None, *, rounds: int = ROUNDS) -> None:
     """Raise `BrokenLaw` unless every value that changes with a release names it, and no claim changes.
 
     Guarantees, for the first rounds with invented values: if one release has another value, every state value and
@@ -146,35 +146,38 @@ def check_sources(setting: BuiltExperiment, plan: FollowedPlan | None = None, *,
     larger, smaller, negative or zero, the same events are claimed about the same subjects for the same audience in
     every round, and none that the `plan` does not have.
     """
-    rounds = min(rounds, setting.experiment.rounds)
-    base, again = (_rehearse(setting, rounds, None, plan=plan) for _ in range(2))
+    rounds = min(rounds, built.experiment.rounds)
+    base, again = (_rehearse(built, rounds, None, plan=plan) for _ in range(2))
     # Own randomness or hidden state would make the comparisons below meaningless.
     _check_same(base, again)
     for scale in SCALES:
-        _check_claims(base, _rehearse(setting, rounds, None, scale=scale), f"all released values are {scale:g} times")
+        _check_claims(base, _rehearse(built, rounds, None, scale=scale), f"all released values are {scale:g} times")
     for call in range(min(len(base.calls), MOST_CALLS)):
-        other = _rehearse(setting, rounds, call)
+        other = _rehearse(built, rounds, call)
         _check_claims(base, other, f"release call {call + 1} has another value than")
         for before, after in zip(base.states, other.states, strict=False):
             for name in before.keys() & after.keys():
                 _check_value(base, before[name].value, after[name].value, before[name].sources, call, f"state {name!r}")
-        for index, (one, two) in enumerate(zip(base.calls, other.calls, strict=False)):
-            _check_value(base, one.starts, two.starts, one.sources, call, f"the start of release call {index + 1}")
+        for index, (here, there) in enumerate(zip(base.calls, other.calls, strict=False)):
+            what = f"the start of release call {index + 1}"
+            _check_value(base, here.starts, there.starts, here.sources, call, what)
 
 
 def _check_same(base: Rehearsed, again: Rehearsed) -> None:
     for before, after in zip(base.states, again.states, strict=True):
         if any(not torch.equal(before[name].value, after[name].value) for name in before):
-            raise BrokenLaw("same releases, same state", "run again on the same releases, its state is another")
+            raise BrokenLaw(
+                "the same releases give the same state", "a second run on the same releases gives another state"
+            )
 
 
 def _check_claims(base: Rehearsed, other: Rehearsed, what: str) -> None:
     upto = min(len(base.states), len(other.states))
     for time in range(1, upto + 1):
-        here, there = (_claims_at(one.ledger, time) for one in (base, other))
+        here, there = (_claims_at(run.ledger, time) for run in (base, other))
         if here != there:
             claim = next(iter((here - there) or (there - here)))
-            seen = f"round {time} claims {claim[3]} {here[claim]} times, and {there[claim]} times when {what} before"
+            seen = f"round {time} claims {claim[3]} {here[claim]} times, but {there[claim]} times when {what} before"
             raise BrokenLaw("claims do not follow released values", seen)
 
 
@@ -190,30 +193,30 @@ def _check_value(
     changed = here.shape != there.shape or not torch.equal(here, there)
     if changed and not base.remembers(sources, call):
         seen = f"{what} depends on release call {call + 1} and does not name it; use `Public`'s + - * or combine_public"
-        raise BrokenLaw("what is computed from releases remembers them", seen)
+        raise BrokenLaw("values computed from releases keep their sources", seen)
 
 
 def _rehearse(
-    setting: BuiltExperiment, rounds: int, changed: int | None, *, scale: float = 1.0, plan: FollowedPlan | None = None
+    built: BuiltExperiment, rounds: int, changed: int | None, *, scale: float = 1.0, plan: FollowedPlan | None = None
 ) -> Rehearsed:
     """Run the first rounds of the algorithm, as far as the budget goes."""
-    ledger = Ledger(participants=setting.participants)
-    execution = InventedValues(setting.federation.sizes.tolist(), changed, scale)
+    ledger = Ledger(participants=built.participants)
+    execution = InventedValues(built.federation.sizes.tolist(), changed, scale)
     start = torch.from_numpy(np.random.default_rng(0).standard_normal(DIMENSION)).float()
-    state: Any = setting.algorithm.init(Public(start), setting.clients, setting.settings)
+    state: Any = built.algorithm.init(Public(start), built.clients, built.settings)
     memories: dict[str, ClientState] = {}
     done = Rehearsed(ledger, execution.calls)
     for time in range(1, rounds + 1):
         try:
-            r = TrainingRound(setting, ledger, execution, time, memories, plan=plan)
-            state = setting.algorithm.round(_public_state(state), r, setting.settings)
+            r = TrainingRound(built, ledger, execution, time, memories, plan=plan)
+            state = built.algorithm.round(_public_state(state), r, built.settings)
         except StoppedByGate:
             return done
         except BudgetExhausted as error:
-            seen = f"round {time} raises it itself ({error}); end a run by `finished`, which charges the whole plan"
+            seen = f"it is raised in round {time} ({error}); end a run with `finished`, which charges the whole plan"
             raise BrokenLaw("only the budget raises BudgetExhausted", seen) from None
         except LeftPlan as error:
-            raise BrokenLaw("a run claims what its plan claims", str(error)) from None
+            raise BrokenLaw("a run claims only what its plan claims", str(error)) from None
         memories = r.memories
         state = trim_sources(_public_state(state), ledger)
         done.states.append(state)
@@ -223,5 +226,8 @@ def _rehearse(
 def _public_state(state: Any) -> dict[str, Public]:
     """Return the state. Raise `BrokenLaw` unless it is public vectors by name, which a checkpoint can hold."""
     if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Public) for n, v in state.items()):
-        raise BrokenLaw("a state is public values by name", f"it is a {type(state).__name__} of other things")
+        raise BrokenLaw(
+            "a state maps names to public values",
+            f"it is a {type(state).__name__} with other contents; return a dict of name -> Public",
+        )
     return state

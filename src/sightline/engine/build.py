@@ -173,7 +173,7 @@ def build_experiment(
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
     adder = privacy.place if privacy.unit != "none" else "none"
-    index = topology.build_topology(
+    structure = topology.build_topology(
         experiment.topology.kind,
         experiment.topology.settings,
         clients=experiment.data.clients,
@@ -183,19 +183,19 @@ def build_experiment(
     )
     # Built-in topologies are covered by tests; a plugin's is checked before anything is computed with it.
     if experiment.topology.kind not in topology.REGISTRY:
-        check_shape(experiment.topology.kind, index, clients=experiment.data.clients, place=adder, like=shape.like)
-    _refuse_schedules_of_changing_members(experiment, index)
-    every = {channel.name: channel for channel in (*index.channels, *index.gathering_channels, index.top)}
+        check_shape(experiment.topology.kind, structure, clients=experiment.data.clients, place=adder, like=shape.like)
+    _refuse_schedules_of_changing_members(experiment, structure)
+    every = {channel.name: channel for channel in (*structure.channels, *structure.gathering_channels, structure.top)}
     samplers = {name: sampler_of(experiment, channel, algorithm) for name, channel in every.items()}
     model, start = _start_vector(experiment, _build_model(experiment, federation, factory), streams)
     model = place_model(model, find_device(device))
     splitter = build_splitter(experiment, model, streams)
     check_first_mechanism(experiment, federation.classes)
     mechanism = build_mechanism(
-        experiment, index, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
+        experiment, structure, sizes=federation.sizes.tolist(), classes=federation.classes, splitter=splitter,
         cohorts=algorithm.facts.cohorts(experiment), workload=partial(algorithm.facts.workload, settings),
     )  # fmt: skip
-    _refuse_unused_factors(index, mechanism)
+    _refuse_unused_factors(structure, mechanism)
     if mechanism.facts.numbers:
         algorithm = algorithms.wrap_released(algorithm)
     built = BuiltExperiment(
@@ -203,7 +203,7 @@ def build_experiment(
         federation,
         model,
         start,
-        index,
+        structure,
         samplers,
         mechanism,
         algorithm,
@@ -237,7 +237,12 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
     settings = experiment.sampling.clients
     if channel.rate is not None:
         if settings.scheme != "poisson":
-            invalid("topology.rates", channel.rate, "groups have rates of their own", 'use scheme = "poisson"')
+            invalid(
+                "topology.rates",
+                channel.rate,
+                "some groups set a rate, which other schemes do not support",
+                'use scheme = "poisson"',
+            )
         settings = settings.model_copy(update={"rate": channel.rate})
     adjacency = Adjacency(experiment.privacy.adjacency)
     cohorts = replace(algorithm.facts.cohorts(experiment), seed=experiment.seed)
@@ -250,7 +255,7 @@ def sampler_of(experiment: Experiment, channel: Channel, algorithm: algorithms.A
 def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
     """Return, per client, the labels that make up more than `share` of its training examples."""
     if federation.target_shape or federation.test.y.dtype.kind == "f":
-        reason = f"{federation.source} has no labels that groups could be made by"
+        reason = f"{federation.source} has no labels from which groups could be formed"
         invalid("topology.structure", "labels", reason, "choose another structure")
     result = []
     for client in federation.clients:
@@ -259,23 +264,23 @@ def held_labels(federation: Federation, share: float) -> list[frozenset[int]]:
     return result
 
 
-def _refuse_schedules_of_changing_members(experiment: Experiment, place: Topology) -> None:
+def _refuse_schedules_of_changing_members(experiment: Experiment, topology: Topology) -> None:
     """Raise `Refused` for schedules and noise streams over the whole run if members come and go."""
     for name, sampler in (("clients", experiment.sampling.clients), ("samples", experiment.sampling.samples)):
-        if sampler is not None and sampler.scheduled and not place.steady:
-            reason = "members come and go, and a schedule counts the uses of those who stay"
+        if sampler is not None and sampler.scheduled and not topology.steady:
+            reason = "members join and leave, but a schedule needs the same members in every round"
             refuse(f"sampling.{name}.scheme", sampler.scheme, reason, 'use scheme = "poisson", or fixed memberships')
-    if experiment.privacy.noise == "correlated" and not place.steady:
-        reason = "members come and go, and a stream counts the uses of those who stay"
+    if experiment.privacy.noise == "correlated" and not topology.steady:
+        reason = "members join and leave, but correlated noise needs the same members in every round"
         refuse("privacy.noise", "correlated", reason, 'use privacy.noise = "independent", or fixed memberships')
 
 
-def _refuse_unused_factors(place: Topology, mechanism: Mechanism) -> None:
+def _refuse_unused_factors(topology: Topology, mechanism: Mechanism) -> None:
     """Raise `Refused` if a channel has its own noise or clip norm and the mechanism ignores it."""
     # Ignoring a factor silently would add less noise than the topology promises to the group.
-    own = [c for c in place.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
+    own = [c for c in topology.channels if (c.noise_factor, c.clip_factor) != (1.0, 1.0)]
     if own and not mechanism.facts.uses_channel_factors:
-        reason = f"{own[0].name} has noise or a clip norm of its own, which only client-level Gaussian noise knows"
+        reason = f"{own[0].name} sets a noise or clip factor, which only client-level Gaussian noise supports"
         refuse("topology", own[0].name, reason, 'use unit = "client" with mechanism = "gaussian"')
 
 
@@ -330,9 +335,9 @@ def _find_earlier(experiment: Experiment, federation: Federation) -> EarlierRuns
     digest = None if init is None or federation.elsewhere else federation.digest()
     earlier = None if init is None else find_earlier(Path(init), digest)
     if privacy.continue_ledger:
-        why = "no ledger lies beside the file that training starts from"
+        why = "there is no ledger beside the file that training starts from"
         if earlier is not None:
             why = earlier.explain_unknown(privacy.unit, privacy.adjacency)
         if why:
-            refuse("privacy.continue_ledger", True, why, "leave it out, or start from the model in its run directory")
+            refuse("privacy.continue_ledger", True, why, "omit it, or start from the model in a run directory")
     return earlier

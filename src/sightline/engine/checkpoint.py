@@ -63,9 +63,14 @@ def settle_paths(
     paths = read_paths(known[0].body.get("paths"))
     missing = missing_paths(built.model, local_work(built.experiment), paths)
     if missing and not accept:
-        told = ", ".join(f"{field} = {path}" for field, path in missing.items())
-        reason = f"it trains by paths that do not exist on this machine: {told}"
-        invalid("--resume", record.directory, reason, f"go on where it began, or by rule with {ACCEPT}")
+        lacking = ", ".join(f"{field} = {path}" for field, path in missing.items())
+        reason = f"this machine does not have its training paths: {lacking}"
+        invalid(
+            "--resume",
+            record.directory,
+            reason,
+            f"resume on the machine where it began, or choose the paths by rule with {ACCEPT}",
+        )
     return replace(built, paths=replace(paths, **{field: getattr(BY_RULE, field) for field in missing}))
 
 
@@ -104,7 +109,7 @@ def save_checkpoint(
 
     `vouch` gets the SHA-256 of the new file before it takes its place.
     """
-    words = {
+    metadata = {
         "round": checkpoint.round,
         "releases": checkpoint.releases,
         "head": checkpoint.head,
@@ -116,7 +121,7 @@ def save_checkpoint(
         },
     }
     held = {name: sorted(value.held_by) for name, value in checkpoint.state.items() if value.held_by is not None}
-    words |= {"held_by": held} if held else {}
+    metadata |= {"held_by": held} if held else {}
     kept = {
         _state_name(name, client): value
         for name, state in checkpoint.memories.items()
@@ -132,7 +137,7 @@ def save_checkpoint(
         vouch(file_digest(temporary))
         keep_earlier(path, directory / EARLIER)
 
-    save_tensors(path, whole, {"sightline": json.dumps(words)}, mode=OWNER_ONLY, settle=settle)
+    save_tensors(path, whole, {"sightline": json.dumps(metadata)}, mode=OWNER_ONLY, settle=settle)
 
 
 def keep_earlier(path: Path, earlier: Path) -> None:
@@ -172,8 +177,8 @@ def find_checkpoint(directory: Path, known: Collection[str]) -> tuple[Checkpoint
         if result is not None:
             return result, wrong[0] if wrong else "" if name == CHECKPOINT else f"checkpoint={CHECKPOINT}: not there"
     if wrong:
-        way_out = "bring it back, or remove it and the rounds are done again from the first, to the same bits"
-        raise CheckpointDamaged(f"{wrong[0]}, and no earlier one is whole; {way_out}")
+        way_out = "restore it from a backup, or remove it to repeat all rounds with the same result"
+        raise CheckpointDamaged(f"{wrong[0]}, and every earlier one is damaged too; {way_out}")
     return None, f"checkpoint={CHECKPOINT}: not there" if known else ""
 
 
@@ -184,8 +189,8 @@ def check_length(directory: Path, releases: int) -> None:
     except CheckpointDamaged:
         return
     if result is not None and result.releases > releases:
-        reason = f"it remembers {result.releases} releases and the ledger holds {releases}; rows were cut"
-        raise CheckpointDamaged(f"checkpoint={directory}: {reason}, or an older database was put back")
+        reason = f"it lists {result.releases} releases but the ledger has {releases}; rows were deleted"
+        raise CheckpointDamaged(f"checkpoint={directory}: {reason}, or an older database was restored")
 
 
 def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str = CHECKPOINT) -> Checkpoint | None:
@@ -195,37 +200,42 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
         if not path.exists():
             return None
         if known and file_digest(path) not in known:
-            raise CheckpointDamaged(f"checkpoint={name}: damaged, its bytes are not those that the run wrote")
+            raise CheckpointDamaged(f"checkpoint={name}: damaged: its bytes differ from what the run wrote")
         with safe_open(path, framework="pt") as file:
-            words = _check_words(json.loads(file.metadata()["sightline"]))
+            metadata = _check_metadata(json.loads(file.metadata()["sightline"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        held = {name: frozenset(parties) for name, parties in words.get("held_by", {}).items()}
-        state = {name: Public(tensors[name], frozenset(ids), held.get(name)) for name, ids in words["sources"].items()}
+        held = {name: frozenset(parties) for name, parties in metadata.get("held_by", {}).items()}
+        sources = metadata["sources"].items()
+        state = {name: Public(tensors[name], frozenset(ids), held.get(name)) for name, ids in sources}
         memories = {
             name: ClientState(
                 {n: tensors[_state_name(name, n)] for n in result["clients"]}, frozenset(result["sources"])
             )
-            for name, result in words["memories"].items()
+            for name, result in metadata["memories"].items()
         }
-        return Checkpoint(words["round"], state, words["releases"], words["head"], words["counts"], memories)
+        return Checkpoint(
+            metadata["round"], state, metadata["releases"], metadata["head"], metadata["counts"], memories
+        )
     # Whatever cannot be read is damage; nothing is guessed about its content.
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"checkpoint={name}: cannot be read ({type(error).__name__}: {error})") from None
 
 
-def _check_words(words: dict[str, Any]) -> dict[str, Any]:
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata of a checkpoint. Raise ValueError for types that no run writes."""
-    if any(type(words[name]) is not int or words[name] < 0 for name in ("round", "releases")):
-        raise ValueError("round and releases are counts")
-    if not isinstance(words["head"], str) or not all(isinstance(n, int | float) for n in words["counts"].values()):
-        raise ValueError("head is a word, counts are numbers")
-    if not all(isinstance(name, str) for parties in words.get("held_by", {}).values() for name in parties):
-        raise ValueError("parties have names")
+    if any(type(metadata[name]) is not int or metadata[name] < 0 for name in ("round", "releases")):
+        raise ValueError("round and releases must be counts")
+    if not isinstance(metadata["head"], str) or not all(
+        isinstance(n, int | float) for n in metadata["counts"].values()
+    ):
+        raise ValueError("head must be a string, and counts must be numbers")
+    if not all(isinstance(name, str) for parties in metadata.get("held_by", {}).values() for name in parties):
+        raise ValueError("held_by must be names of parties")
     # A source that the ledger does not have would be a value of unknown origin: its releases could not be charged.
-    known = [*words["sources"].values(), *(state["sources"] for state in words["memories"].values())]
-    if any(type(id) is not int or not 0 <= id < words["releases"] for ids in known for id in ids):
-        raise ValueError("sources are releases of the ledger")
-    return words
+    known = [*metadata["sources"].values(), *(state["sources"] for state in metadata["memories"].values())]
+    if any(type(id) is not int or not 0 <= id < metadata["releases"] for ids in known for id in ids):
+        raise ValueError("sources must be releases of the ledger")
+    return metadata
 
 
 def save_tensors(
@@ -274,10 +284,10 @@ def check_data(directory: Path, federation: Federation) -> None:
     # noise-free.
     path = directory / DIGEST
     if not path.is_file():
-        invalid("--resume", directory, f"its {DIGEST} is gone, so nobody knows whether the data are the same")
+        invalid("--resume", directory, f"{DIGEST} is missing, so Sightline cannot check that the data are unchanged")
     if path.read_bytes().split()[:1] != [federation.digest().encode()]:
-        reason = "the data are not those that the run began with, and the same noise on two values cancels"
-        invalid("--resume", directory, reason, "bring the data back, or start a new run")
+        reason = "the data changed since the run began, and the same noise on two values cancels out"
+        invalid("--resume", directory, reason, "restore the data, or start a new run")
 
 
 @dataclass(frozen=True)
@@ -335,7 +345,7 @@ def own_code(built: BuiltExperiment) -> Iterator[tuple[str, str]]:
     the code that the model reaches is hashed instead.
     """
     named, name = dict(_named_objects(built)), built.experiment.model.name
-    waiting = [*named, *(str(getattr(thing, "__module__", index)) for index, thing in named.items())]
+    waiting = [*named, *(str(getattr(thing, "__module__", module)) for module, thing in named.items())]
     if ":" in name:
         waiting += [type(module).__module__ for module in built.model.module().modules()]
     tops = {plugin.module.partition(".")[0] for plugin in built.plugins} - {"sightline"}
@@ -362,9 +372,9 @@ def _named_objects(built: BuiltExperiment) -> Iterator[tuple[str, Any]]:
     """Yield (module, object) of everything that the experiment file names by its location."""
     model = built.experiment.model
     for name in (model.name, model.loss or ""):
-        index, colon, attribute = name.partition(":")
+        module, colon, attribute = name.partition(":")
         if colon and not is_given_model(name):
-            yield index, getattr(import_module(index), attribute)
+            yield module, getattr(import_module(module), attribute)
     for plugin in built.plugins:
         yield plugin.module, plugin.load_object()
 
@@ -376,7 +386,7 @@ def is_own(module: ModuleType) -> bool:
         return module.__name__ == "__main__"
     path, ours = Path(file).resolve(), Path(__file__).resolve().parents[1]
     installed = {"site-packages", "dist-packages"} & set(path.parts)  # also those of another environment below this one
-    return not installed and not any(path.is_relative_to(index) for index in (*_INSTALLED, ours))
+    return not installed and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, ours))
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
@@ -440,11 +450,11 @@ def check_identity(record: RunRecord, built: BuiltExperiment, *, accept: bool) -
     before = known[0].body
     for name, file in (("config", CONFIG), ("data", DIGEST)):
         if before.get(name, now[name]) != now[name]:
-            invalid("--resume", record.directory, f"its {file} was changed since the run began", "bring it back")
+            invalid("--resume", record.directory, f"{file} changed since the run began", "restore it from a backup")
     changes = list_changes(before, now)
     if changes and not accept:
-        reason = "changed since the run was last at work: " + ", ".join(changes)
-        raise InvalidInput(one_line("--resume", record.directory, reason, f"bring it back, or go on with {ACCEPT}"))
+        reason = "changed since the run last worked: " + ", ".join(changes)
+        raise InvalidInput(one_line("--resume", record.directory, reason, f"restore it, or resume with {ACCEPT}"))
     return now, changes
 
 

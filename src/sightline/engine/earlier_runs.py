@@ -167,8 +167,8 @@ class EarlierRuns:
         return [[part.get(subject) or {frozenset()} for part in parts] for subject in sorted(subjects)]
 
 
-def _any_of(found: Mapping[str, set[Composed]]) -> set[Composed]:
-    return set[Composed]().union(*found.values()) or {frozenset()}
+def _any_of(compositions: Mapping[str, set[Composed]]) -> set[Composed]:
+    return set[Composed]().union(*compositions.values()) or {frozenset()}
 
 
 def _add(choice: Iterable[Composed]) -> Counter[Event]:
@@ -195,8 +195,8 @@ def find_earlier(init: Path | None, digest: str | None) -> EarlierRuns | None:
     if init is None:
         return None
     # where the file really is comes first: a link or a copy in another run's folder must not borrow its ledger
-    places = (*list(init.resolve().parents)[:3], init.parent)
-    directory = next((index for index in places if (index / DATABASE).exists()), None)
+    folders = (*list(init.resolve().parents)[:3], init.parent)
+    directory = next((folder for folder in folders if (folder / DATABASE).exists()), None)
     if directory is not None:
         return _read_chain(init, directory, digest)
     made = _made_under(init)
@@ -225,7 +225,7 @@ def _read_chain(init: Path, directory: Path, digest: str | None) -> EarlierRuns:
         settings = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     except (SightlineError, OSError) as error:
         reason = f"lies beside a ledger that cannot be read ({' '.join(str(error).split())[:200]})"
-        invalid("model.init", init, reason, "bring the ledger back: without it nobody knows what the model has cost")
+        invalid("model.init", init, reason, "restore the ledger: without it the privacy cost of the model is unknown")
     same = digest is not None and _read_digest(directory) == digest
     kept = ("name", "unit", "adjacency", "observers", "lines", "participants")
     own = {name: facts.get(name) for name in kept}
@@ -252,24 +252,24 @@ def _read_digest(directory: Path) -> str:
 
 def stored_earlier(record: RunRecord) -> EarlierRuns | None:
     """Return the runs from which a run started, as recorded when it began."""
-    told = record.facts.get("started_from")
-    if not told:
+    stored = record.facts.get("started_from")
+    if not stored:
         return None
     runs = (EarlierRun(facts, ledger) for facts, ledger in record.earlier_runs())
-    return EarlierRuns(tuple(runs), str(told.get("unknown") or ""))
+    return EarlierRuns(tuple(runs), str(stored.get("unknown") or ""))
 
 
 def sum_up(earlier: EarlierRuns, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Return what a run and all before it cost together, per kind of observer; None if infinite or unknown."""
-    why = earlier.explain_unknown(str(facts.get("unit")), str(facts.get("adjacency")))
+    unknown = earlier.explain_unknown(str(facts.get("unit")), str(facts.get("adjacency")))
     accountant, delta = Accountant(facts.get("accountant") or "pld"), float(facts.get("delta") or 0.0)
     observers = {
-        kind: None if why else _finite(earlier.worst(ledger, lines, delta, accountant))
+        kind: None if unknown else _finite(earlier.worst(ledger, lines, delta, accountant))
         for kind, lines in read_lines(facts).items()
     }
     worst = None if None in observers.values() or not observers else max(value or 0.0 for value in observers.values())
-    told = {"epsilon": worst, "observers": observers, "runs": earlier.describe(), "same_data": earlier.same_data}
-    return told | ({"unknown": why} if why else {})
+    result = {"epsilon": worst, "observers": observers, "runs": earlier.describe(), "same_data": earlier.same_data}
+    return result | ({"unknown": unknown} if unknown else {})
 
 
 def _finite(value: float) -> float | None:
@@ -288,8 +288,8 @@ def keep_earlier(record: RunRecord, earlier: EarlierRuns | None, *, counted: boo
     # The copy in the run's own database counts, not the file beside model.init, which may have been replaced since.
     stored = stored_earlier(record)
     if counted and _heads(stored) != _heads(earlier):
-        reason = "the ledger beside model.init is not the one that the run began with"
-        invalid("--resume", record.directory, reason, "bring it back")
+        reason = "the ledger beside model.init changed since the run began"
+        invalid("--resume", record.directory, reason, "restore it from a backup")
     return stored
 
 

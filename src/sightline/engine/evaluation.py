@@ -87,24 +87,24 @@ def cluster_facts(built: BuiltExperiment, state: State) -> dict[str, Any]:
 
 
 def cluster_notes(
-    found: ClusterState | None, rows: Sequence[Mapping[str, Any]], releases: Iterable[Release], asked: int | None
+    clusters: ClusterState | None, rows: Sequence[Mapping[str, Any]], releases: Iterable[Release], asked: int | None
 ) -> list[str]:
     """Return sentences on unexpected events: overlapping or empty clusters, absent clients."""
-    if found is None:
+    if clusters is None:
         return []
-    count = int(found.facts["count"])
-    notes = list(_of_the_mixture(found, count, asked))
+    count = int(clusters.facts["count"])
+    notes = list(_mixture_notes(clusters, count, asked))
     whereabouts = [row["clusters"]["assignment"] for row in rows if row.get("clusters")]
     for m in range(count):
         empty = sum(m not in some for some in whereabouts)
         if empty:
             notes.append(f"cluster {m} was empty in {_rounds_word(empty)}: its model stayed as it was.")
-    notes += _count_absences(releases, len(rows), len(found.cluster_of))
+    notes += _count_absences(releases, len(rows), len(clusters.cluster_of))
     return notes
 
 
-def _of_the_mixture(found: ClusterState, count: int, asked: int | None) -> Iterable[str]:
-    mss = found.facts.get("mss")
+def _mixture_notes(clusters: ClusterState, count: int, asked: int | None) -> Iterable[str]:
+    mss = clusters.facts.get("mss")
     if asked is not None and count < asked:
         yield f"topology.count={asked}, but the updates of round one tell only {count} apart."
     if mss is not None and count == 1:
@@ -134,12 +134,12 @@ def _rounds_word(number: int) -> str:
 Metrics = dict[str, Any]
 
 
-def main_metric(task: Task, found: Evaluation) -> float | None:
+def main_metric(task: Task, evaluation: Evaluation) -> float | None:
     """Return one evaluation by the task's main metric; None without test examples."""
-    if not found.examples:
+    if not evaluation.examples:
         return None
     name = task.metric.name
-    return found.loss if name == "loss" else task.rate_sums(found.sums, found.examples)[name]
+    return evaluation.loss if name == "loss" else task.rate_sums(evaluation.sums, evaluation.examples)[name]
 
 
 def task_row(built: BuiltExperiment) -> Metrics:
@@ -159,28 +159,28 @@ def evaluate_models(built: BuiltExperiment, models: Public | Mapping[int, Public
     shards, task = [client.test for client in built.federation.clients], built.model.task
     if isinstance(models, Public):
         whole = evaluate_model(built.model, models.value, built.federation.test)
-        own = _of_clients(built, evaluate_many(built.model, models.value, shards))
+        own = _client_metrics(built, evaluate_many(built.model, models.value, shards))
         return own | _test_metrics(task, whole.loss, whole.sums, whole.examples)
     rows = torch.stack([models[client].value for client in built.clients])
     result = evaluate_many(built.model, rows, shards)
-    own = _of_clients(built, result) | _mean_metrics(task, result)
-    return own | _of_groups(built, rows, result) if built.topology.compares_channels else own
+    own = _client_metrics(built, result) | _mean_metrics(task, result)
+    return own | _group_metrics(built, rows, result) if built.topology.compares_channels else own
 
 
-def _mean_metrics(task: Task, found: Sequence[Evaluation]) -> Metrics:
+def _mean_metrics(task: Task, evaluations: Sequence[Evaluation]) -> Metrics:
     """Return means over clients, each evaluated by its own model."""
-    rated = [task.rate_sums(one.sums, one.examples) for one in found if one.examples]
+    rated = [task.rate_sums(one.sums, one.examples) for one in evaluations if one.examples]
     names = [name for name in task.kind.metrics if name != "loss"]
     means = {f"test_{name}": _mean_finite([one[name] for one in rated]) for name in names}
-    return means | {"test_loss": _mean_finite([one.loss for one in found if one.examples])}
+    return means | {"test_loss": _mean_finite([one.loss for one in evaluations if one.examples])}
 
 
-def _of_groups(built: BuiltExperiment, rows: Tensor, found: list[Evaluation]) -> Metrics:
+def _group_metrics(built: BuiltExperiment, rows: Tensor, evaluations: list[Evaluation]) -> Metrics:
     """Return the mean training loss, and the worst and best group mean."""
     shards = [] if built.federation.elsewhere else [client.train for client in built.federation.clients]
     train = evaluate_many(built.model, rows, shards) if shards else []
     task = built.model.task
-    reached = [main_metric(task, one) for one in found]
+    reached = [main_metric(task, one) for one in evaluations]
     means = [
         _mean_finite([one for member in channel.members if (one := reached[member]) is not None])
         for channel in built.topology.channels
@@ -206,22 +206,22 @@ def evaluated_kept(built: BuiltExperiment, kept: Mapping[int, Tensor], otherwise
     examples = sum(one.examples for one in judged)
     loss = math.fsum(one.loss * one.examples for one in judged) / examples if examples else math.nan
     sums = [math.fsum(column) for column in zip(*(one.sums for one in judged), strict=True)]
-    return _of_clients(built, own) | _test_metrics(built.model.task, loss, sums, examples)
+    return _client_metrics(built, own) | _test_metrics(built.model.task, loss, sums, examples)
 
 
-def _of_clients(built: BuiltExperiment, found: list[Evaluation]) -> Metrics:
+def _client_metrics(built: BuiltExperiment, evaluations: list[Evaluation]) -> Metrics:
     metric = built.model.task.metric
-    every = [main_metric(built.model.task, one) for one in found]
+    every = [main_metric(built.model.task, one) for one in evaluations]
     reached = [one for one in every if one is not None]
     judged = [one for one in reached if not math.isnan(one)]
     worst = min(judged, default=math.nan) if metric.higher else max(judged, default=math.nan)
-    examples = [one.examples for one, value in zip(found, every, strict=True) if value == worst]
+    examples = [one.examples for one, value in zip(evaluations, every, strict=True) if value == worst]
     return {
         f"client_{metric.name}_mean": _mean_finite(reached),
         f"client_{metric.name}_decile": tenth_percentile(judged, higher=metric.higher),
         f"client_{metric.name}_worst": worst,
         "client_worst_examples": max(examples, default=0),
-        "client_loss_mean": _mean_finite([e.loss for e in found if e.examples]),
+        "client_loss_mean": _mean_finite([e.loss for e in evaluations if e.examples]),
         **cluster_metrics(built, every),
     }
 
@@ -265,7 +265,7 @@ class OwnMetrics:
         for name, function in self.functions.items() if len(test) else ():
             wanted = takes_probabilities(function)
             if wanted and task.name not in ("classification", "binary", "multilabel"):
-                reason = f"it takes probabilities, which a {task.name} model does not give to metrics"
+                reason = f"it takes probabilities, which a {task.name} model does not produce"
                 invalid("metrics", name, reason, "give a function of targets and predictions")
             predicted = _predictions(model, vector, [test], wanted)[0]
             try:
@@ -361,7 +361,7 @@ def read_metrics(given: Iterable[MetricFunction] | Mapping[str, MetricFunction])
         if not isinstance(name, str) or not name.isidentifier():
             invalid("metrics", name, "the function has no name for a column", 'name it: metrics={"recall": function}')
         if name in METRICS or name in result or name == "train_loss":
-            reason = "is given twice" if name in result else "is the name of a metric of Sightline's own"
+            reason = "is given twice" if name in result else "is the name of a built-in metric"
             invalid("metrics", name, reason, f'choose another: metrics={{"my_{name}": function}}')
         result[name] = function
     return result
@@ -431,17 +431,17 @@ def best_metric(built: BuiltExperiment, own: Iterable[str]) -> Metric | None:
     if built.unit.value == "none":
         return metric_named(name)
     if not experiment.data.public_test:
-        reason = "to choose a model by private test examples is a release of them without noise"
-        refuse("keep_best", name, reason, "set data.public_test = true if the test set is nobody's private data")
+        reason = "choosing a model by private test examples would release them without noise"
+        refuse("keep_best", name, reason, "set data.public_test = true if the test set is public")
     first = built.algorithm.models(
         built.algorithm.init(Public(built.start), built.clients, built.settings), built.clients
     )
     if built.algorithm.facts.kept or not isinstance(first, Public):
-        reason = f"{built.algorithm.name} tests every client's own model on the client's own examples"
-        refuse("keep_best", name, reason, "leave it out")
+        reason = f"{built.algorithm.name} tests every client's model on that client's examples, which are private"
+        refuse("keep_best", name, reason, "omit it")
     if _of_clients_alone(built.federation):
-        reason = "the test set is made of examples that clients keep for testing, which are private"
-        refuse("data.public_test", True, reason, "give a test set of its own (test=), or leave out keep_best")
+        reason = "the test set consists of examples that clients hold out, which are private"
+        refuse("data.public_test", True, reason, "pass a public test set (test=), or omit keep_best")
     return metric_named(name)
 
 

@@ -78,8 +78,8 @@ def expected_steps(size: int, local: Local, *, full: bool) -> float:
     whole = whole_steps(size, local, full=full)
     if not local.stragglers or local.epochs is None or local.epochs < 2:
         return whole
-    some = [whole_steps(size, local, full=full, epochs=done) for done in range(1, local.epochs)]
-    return (1 - local.stragglers) * whole + local.stragglers * math.fsum(some) / len(some)
+    partial = [whole_steps(size, local, full=full, epochs=done) for done in range(1, local.epochs)]
+    return (1 - local.stragglers) * whole + local.stragglers * math.fsum(partial) / len(partial)
 
 
 def planned_schedule(built: BuiltExperiment, time: int | None = None) -> LocalSchedule:
@@ -104,7 +104,7 @@ def allow_schedule(built: BuiltExperiment, wanted: LocalSchedule, most_steps: in
     # In DP-SGD the number of private steps is in the event, so it cannot follow released values. A segment's event is
     # claimed for the largest number of steps instead.
     if built.experiment.privacy.unit == "sample" and built.experiment.privacy.place != "edge":
-        reason = "the number of private steps is part of the guarantee of single examples"
+        reason = "the guarantee for single examples fixes the number of private steps"
         refuse("schedule.steps", wanted.steps, reason, 'use unit = "client", or where = "edge" on a tree')
     steps = wanted.steps or planned.steps
     if steps is not None and steps > most_steps:
@@ -122,38 +122,6 @@ def gradient_reach(task: LocalTask, planned: LocalSchedule) -> float:
     """Return learning rate x local steps: how far a training call moves for a gradient of norm one."""
     rate = task.learning_rate or planned.learning_rate or 1.0
     return float(rate) * float(task.steps or planned.steps or 1)
-
-
-class CostMeter:
-    """Adds energy and delay of one round to its metrics, if the experiment has a cost model."""
-
-    def __init__(self, built: BuiltExperiment, time: int, counts: dict[str, float], *, counting: bool) -> None:
-        self._resources, self._topology = built.resources, built.topology
-        self._time, self._counts = time, counts
-        self._gatherings = 0
-        self._counting = counting and self._resources is not None
-        if self._counting:
-            self._charge_cost(Cost())
-
-    def charge_gathering(self, contexts: Sequence[ReleaseContext]) -> None:
-        """Charge one upload by the cohorts of these channels at its mean cost."""
-        if self._resources is None or not self._counting:
-            return
-        # The mean over the sampling, never the realised cohort: devices have different distances, so a sum of a few
-        # energies would be a fingerprint of who took part.
-        many = [(context.channel, context.sampler) for context in contexts]
-        self._charge_cost(self._resources.cost_of_gathering(many, round=self._time, use=self._gatherings))
-        self._gatherings += 1
-
-    def charge_lifting(self) -> None:
-        """Charge sending the edges' values up to the top, level by level."""
-        if self._resources is not None and self._counting:
-            for nodes in self._topology.uplinks:
-                self._charge_cost(self._resources.cost_of_lifting(nodes, round=self._time))
-
-    def _charge_cost(self, cost: Cost) -> None:
-        for name, value in (("energy_joule", cost.energy_joule), ("delay_seconds", cost.delay_seconds)):
-            self._counts[name] = self._counts.get(name, 0.0) + value
 
 
 class ScheduleControl(RoundControl):
@@ -198,7 +166,7 @@ class ScheduleControl(RoundControl):
     def price_rates(self, rates: Mapping[str, float]) -> tuple[Cost, Cost]:
         resources, topology = self._built.resources, self._built.topology
         if resources is None:
-            invalid("resources", "missing", "a price needs a model of energy and delay", "add a [resources] table")
+            invalid("resources", "missing", "prices need a model of energy and delay", "add a [resources] table")
         channels = topology.channels_at(self._time)
         thinned = [(c, thin_sampler(self._built.sampler_of(c), rates[c.name], c.name)) for c in channels]
         return resources.gathered_typically(thinned), sum(map(resources.cost_of_lifting, topology.uplinks), Cost())
@@ -224,8 +192,8 @@ class ScheduleControl(RoundControl):
 
 def eligible_members(sampler: CohortSampler, channel: Channel, time: int) -> tuple[int, ...]:
     """Return the members of a channel that may be asked in a round: all, or those whose turn it is."""
-    places = active_places(sampler, time)
-    return channel.members if places is None else tuple(channel.members[index] for index in places)
+    indices = active_places(sampler, time)
+    return channel.members if indices is None else tuple(channel.members[index] for index in indices)
 
 
 Compute = Callable[[Updates, ReleaseContext], ReleaseValues]
@@ -362,4 +330,4 @@ class AbsentNodes:
 
 
 def _refuse_values(cohort: Sequence[int]) -> NoReturn:
-    raise Refused(f"clients={len(cohort)}: a plan has no values; release before you compute")
+    raise Refused(f"clients={len(cohort)}: a plan computes no values; release updates before you use them")

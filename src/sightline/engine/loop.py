@@ -46,12 +46,11 @@ from sightline.engine.evaluation import (
     task_row,
 )
 from sightline.engine.execution import LiveExecution
-from sightline.engine.followed_plan import FollowedPlan, refuse_early_stop
 from sightline.engine.metadata import collect_facts, notes_of, observer_facts
 from sightline.engine.more_rounds import ADDED, reopen_run
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
-from sightline.engine.release_gate import SeenBefore, StoppedByGate
+from sightline.engine.release_gate import FollowedPlan, SeenBefore, StoppedByGate, refuse_early_stop
 from sightline.engine.round import TrainingRound
 from sightline.engine.run_directory import (
     BEST,
@@ -59,12 +58,12 @@ from sightline.engine.run_directory import (
     MODEL,
     check_free,
     close_to_others,
-    disk_told,
     lock_directory,
     own_streams,
     remove_false_start,
     remove_secret,
     removed_if_nothing_was_released,
+    report_disk_errors,
     write_settings,
 )
 from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
@@ -113,7 +112,7 @@ def run_loop(
     """
     kept = nullcontext() if resume else removed_if_nothing_was_released(directory)
     # The lock comes first: it is the first file of a run, and it says whether the run made the directory.
-    with lock_directory(directory), disk_told(directory), kept:
+    with lock_directory(directory), report_disk_errors(directory), kept:
         if resume:
             check_data(directory, built.federation)
             close_to_others(directory)
@@ -136,7 +135,7 @@ def run_loop(
             )  # fmt: skip
             on_models(work.published_tensors)
             try:
-                return work.to_the_end()
+                return work.run_to_end()
             finally:
                 work.close()
         finally:
@@ -151,11 +150,11 @@ def _conclude(built: BuiltExperiment, directory: Path, record: RunRecord, on_not
         known = [entry.body["sha256"] for entry in record.journal.last(EntryKind.CHECKPOINT)]
         result = load_checkpoint(directory, known)
         if result is None:
-            reason = f"has ended, its {MODEL} is gone or damaged, and so is its {CHECKPOINT}"
-            invalid("--resume", directory, reason, "bring one of them back")
+            reason = f"the run has ended, but {MODEL} and {CHECKPOINT} are missing or damaged"
+            invalid("--resume", directory, reason, "restore one of them from a backup")
         save_model(built, path, result.state, record.store.head())
-        on_note(f"run={directory}: its {MODEL} was gone or damaged and is made again from its {CHECKPOINT}")
-    on_note(f"run={directory}: has ended before and is left as it is; --rounds +20 would add rounds")
+        on_note(f"run={directory}: {MODEL} was missing or damaged and is written again from {CHECKPOINT}")
+    on_note(f"run={directory}: the run has ended and is left unchanged; --rounds +20 would add rounds")
     facts = record.facts
     return str(facts.get("status_reason")) if facts["status"] == "stopped" else None
 
@@ -183,12 +182,12 @@ class TrainingLoop:
         root = own_streams(directory, record) if from_os else public
         self.memories: Mapping[str, ClientState] = {}
         self.schedules, self.noises = Schedules(root), NoiseStreams(root)
-        self.found, self.change = self._go_on(accept_changes)
+        self.resumed_from, self.change = self._resume(accept_changes)
         self.secret = root.fresh_streams(self.change.since) if self.change.since else root
         self.worker = make_worker(built, public, self.secret)
         nodes = self.worker.nodes is not None
         self.twins = plan_worlds(built, make_worker, public, self.secret, verify, nodes=nodes)
-        self._compared_to = built.experiment.rounds if verify else 1
+        self._compared_rounds = built.experiment.rounds if verify else 1
         self.plan = self._follow_plan() if built.foreign and built.unit is not Unit.NONE else None
         if self.plan is not None:
             refuse_early_stop(built.experiment.privacy.stop_at_epsilon, self.plan)
@@ -199,7 +198,7 @@ class TrainingLoop:
         if self.twins is not None:
             self.twins.close()
 
-    def _go_on(self, accept: bool) -> tuple[Checkpoint | None, Change]:
+    def _resume(self, accept: bool) -> tuple[Checkpoint | None, Change]:
         """Return the checkpoint to resume from and the last accepted change; a new run has neither."""
         if not len(self.ledger) and not self.record.journal.last(EntryKind.START):
             begin_identity(self.record, self.built)
@@ -214,68 +213,67 @@ class TrainingLoop:
         change = last_change(self.record)
         # Correlated noise of this round contains z of earlier rounds: other code might not draw the same z again.
         if changes and len(self.ledger) and self.built.experiment.privacy.noise == "correlated":
-            reason = (
-                f"with {', '.join(changes)} changed, the noise of earlier rounds might not be drawn again as it was"
-            )
-            invalid("--resume", self.directory, reason, "bring back what changed")
+            reason = f"{', '.join(changes)} changed, so the noise of earlier rounds cannot be repeated"
+            invalid("--resume", self.directory, reason, "undo the change")
         if done < change.round:
-            reason = f"it is of round {done}, and after round {change.round} other code took over"
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
-        if changes and self._made_since(done):
-            change = self._break_with(done, changes)
+            reason = (
+                f"the checkpoint is from round {done}, but code changed after round {change.round}; "
+                "the noise of the rounds in between cannot be repeated"
+            )
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
+        if changes and self._last_released_round(done):
+            change = self._repeat_with_other_noise(done, changes)
         if wrong:
             self.on_note(
                 f"{wrong}; going on " + (f"from the one before, after round {done}" if done else "from the start")
             )
         if not self.record.journal:
-            self.on_note(f"run={self.directory}: begun by a version that kept no hashes; from here on they are kept")
+            self.on_note(f"run={self.directory}: begun by a version that stored no hashes; they are stored from now on")
         if changes:
-            self.on_note(f"run={self.directory}: goes on after round {done} with changes: {', '.join(changes)}")
+            self.on_note(f"run={self.directory}: continues after round {done} with changes: {', '.join(changes)}")
         body = now | {"round": change.round, "since": change.since, "accepted": changes, "after": done, "wrong": wrong}
         self.record.note(EntryKind.RESUME, body)
         if result is not None and not entries:
             self.record.note(EntryKind.CHECKPOINT, {"sha256": file_digest(self.directory / CHECKPOINT)}, round=done)
         return result, change
 
-    def _check_ledger(self, found: Checkpoint | None, done: int) -> None:
+    def _check_ledger(self, checkpoint: Checkpoint | None, done: int) -> None:
         """Raise if the ledger lacks rows that the checkpoint knows, or holds others in their place."""
-        if found is None:
+        if checkpoint is None:
             return
-        if not self.record.store.vouches_for(found.releases, found.head):
+        if not self.record.store.vouches_for(checkpoint.releases, checkpoint.head):
             raise CheckpointDamaged(
-                f"checkpoint={self.directory}: it remembers releases that the ledger does not hold; rows were cut"
+                f"checkpoint={self.directory}: it lists releases that the ledger lacks; rows were deleted"
             )
-        if any(self.ledger[id].time <= done for id in range(found.releases, len(self.ledger))):
-            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added to it after the last one")
+        if any(self.ledger[id].time <= done for id in range(checkpoint.releases, len(self.ledger))):
+            raise LedgerDamaged(f"ledger={self.directory}: rows of finished rounds were added after the last round")
 
-    def _made_since(self, done: int) -> int:
+    def _last_released_round(self, done: int) -> int:
         """Return the last round after `done` with releases in the ledger; 0 if there is none."""
         last = self.ledger[len(self.ledger) - 1].time if len(self.ledger) else 0
         return last if last > done else 0
 
-    def _break_with(self, done: int, changes: list[str]) -> Change:
+    def _repeat_with_other_noise(self, done: int, changes: list[str]) -> Change:
         """Let the interrupted round be repeated with other noise, because other code computes other values.
 
         The same noise on two values would cancel out. What was released before stays counted.
         """
-        sampling, way_out = self.built.experiment.sampling, "bring back what changed"
+        sampling, way_out = self.built.experiment.sampling, "undo the change"
         what = ", ".join(changes)
         if any(sampler is not None and sampler.scheduled for sampler in (sampling.clients, sampling.samples)):
-            reason = (
-                f"with {what} changed, the interrupted round would be made a second time, and a schedule has it once"
-            )
+            reason = f"{what} changed, so the interrupted round would run twice, but a schedule has it once"
             invalid("--resume", self.directory, reason, way_out)
-        if self._made_since(done) > done + 1:
-            reason = f"with {what} changed, more than one round would be made a second time"
+        if self._last_released_round(done) > done + 1:
+            reason = f"{what} changed, so more than one round would run twice"
             invalid("--resume", self.directory, reason, way_out)
         self.on_note(
             f"round={done + 1}: was released in part before the change; made again with other noise, both count"
         )
         return Change(done, len(self.ledger))
 
-    def to_the_end(self) -> str | None:
+    def run_to_end(self) -> str | None:
         """Run every remaining round; return the reason if the budget stopped the run."""
-        state, done = self._where_it_stands()
+        state, done = self._restore_state()
         self.state = state
         counted = bool(self.built.experiment.privacy.continue_ledger)
         self.built = replace(self.built, earlier=keep_earlier(self.record, self.built.earlier, counted=counted))
@@ -311,26 +309,24 @@ class TrainingLoop:
             self.on_note(f"metrics={', '.join(gone)}: not passed again, so the rounds from here on lack them")
         return {"metrics": [*task, *gone, *own]}
 
-    def _where_it_stands(self) -> tuple[State, int]:
-        result = self.found
+    def _restore_state(self) -> tuple[State, int]:
+        result = self.resumed_from
         done = 0 if result is None else result.round
         steadfast = self.worker.nodes is None or self.worker.nodes.steadfast
         # The same noise on new answers would cancel out: the difference of two noisy means is the late node's own
         # update. Only the one round that was interrupted can be repeated with other noise.
-        if not steadfast and self._made_since(done) > done + 1:
-            reason = (
-                f"it is of round {done}, nodes have seen later rounds, and what they answer now may be something else"
-            )
-            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; bring a later one back")
+        if not steadfast and self._last_released_round(done) > done + 1:
+            reason = f"the checkpoint is from round {done}, but nodes saw later rounds and may answer differently now"
+            raise CheckpointDamaged(f"checkpoint={self.directory}: {reason}; restore a later one from a backup")
         if self.change.since and steadfast and self.worker.nodes is not None:
-            reason = "simulated nodes draw the noise that the run began with, and other code goes on with other noise"
-            invalid("runtime", "flower", reason, "go on with --runtime simulator: the bits are the same")
+            reason = "simulated nodes must repeat the run's noise, but changed code draws new noise"
+            invalid("runtime", "flower", reason, "resume with --runtime simulator, which gives the same result")
         if result is None:
             start = Public(self.built.start)
             return self.built.algorithm.init(start, self.built.clients, self.built.settings), 0
         noised = self.built.mechanism.facts.keeps_noised
         self.memories = {name: replace(state, noised=noised) for name, state in result.memories.items()}
-        self._look_around(result.state)
+        self._update_clusters(result.state)
         if not self.record.has_round(result.round):
             self._report_round(result.state, result.round, result.counts, seconds=0.0)
         return result.state, result.round
@@ -357,7 +353,7 @@ class TrainingLoop:
 
     def _commit_round(self, state: State, number: int, *, repeated: bool = False) -> tuple[TrainingRound, State]:
         execution = LiveExecution(self.worker, self.secret, self.schedules, self.noises)
-        if self.twins is not None and number <= self._compared_to:
+        if self.twins is not None and number <= self._compared_rounds:
             execution = ComparedExecution(self.worker, self.secret, self.schedules, self.twins, self.noises)
         where = (self.built, self.ledger, execution, number, self.memories)
         redone = repeated and self.built.experiment.privacy.noise == "correlated"  # has rows that no plan has
@@ -402,7 +398,7 @@ class TrainingLoop:
         return "" if self.built.unit is Unit.NONE else "; epsilon is that of the whole plan"
 
     def _report_round(self, state: State, number: int, counts: Mapping[str, float], *, seconds: float) -> None:
-        self._look_around(state)
+        self._update_clusters(state)
         self.state = state
         experiment = self.built.experiment
         last = number == experiment.rounds or self.built.algorithm.facts.finished(state)
@@ -420,7 +416,7 @@ class TrainingLoop:
             self.record.add_round(number, row)
         self.on_round({"round": number} | row)
 
-    def _look_around(self, state: State) -> None:
+    def _update_clusters(self, state: State) -> None:
         """Update clients' clusters for views and report."""
         before, self.built = self.built, self.built.as_found(state)
         if self.built is not before:
@@ -482,7 +478,7 @@ class TrainingLoop:
             for entry in self.record.journal.last(EntryKind.RESUME, most=None)
             if entry.body["accepted"]
         ]
-        compared = [self.twins.describe()] if self.twins is not None and self.twins.found.count else []
+        compared = [self.twins.describe()] if self.twins is not None and self.twins.comparisons.count else []
         notes = [*notes_of(self.built), *told, *self._describe_added(), *resumed[::-1], *compared]
         facts = cluster_facts(self.built, state) | {"notes": notes}
         if self.built.earlier is not None:

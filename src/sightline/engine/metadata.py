@@ -300,8 +300,8 @@ def observer_facts(built: BuiltExperiment) -> ObserverFacts:
     topology, lines = built.topology, built.topology.lines
     if all(len(some) == 1 and not some[0].exempt for some in lines.values()):
         return ObserverFacts(topology.observers, None)
-    told = {kind: [[line.observer, write_parties(line.exempt)] for line in some] for kind, some in lines.items()}
-    return ObserverFacts(topology.observers, told)
+    stored = {kind: [[line.observer, write_parties(line.exempt)] for line in some] for kind, some in lines.items()}
+    return ObserverFacts(topology.observers, stored)
 
 
 def notes_of(built: BuiltExperiment) -> list[str]:
@@ -365,7 +365,7 @@ def describe_cohorts(built: BuiltExperiment) -> list[str]:
     if built.algorithm.facts.remembers:
         return [
             f"Clients of {built.algorithm.name} remember that they took part: cohorts of a fixed size are not "
-            "claimed to hide anybody."
+            "claimed to hide their members."
         ]
     return [
         "Every cohort has a fixed size and is drawn in secret. That is counted as what it is, not as Poisson sampling, "
@@ -387,12 +387,12 @@ def describe_guarantee(built: BuiltExperiment) -> list[str]:
         names = write_parties(frozenset(built.topology.trusted))
         sentences.append(
             f"{built.topology.trusted_clause(names)} the updates{_trusted_with(built)}. "
-            "The guarantee is against everybody else."
+            "The guarantee holds against all other observers."
         )
         if not all(channel.trusted for channel in built.topology.gathering_channels) and privacy.place == "edge":
-            sentences.append("Below every other edge each device adds noise of its own before anything leaves it.")
+            sentences.append("Below every other edge, each device adds noise before it sends anything.")
     else:
-        sentences.append("Nobody is trusted: the noise is added by each client before anything leaves it.")
+        sentences.append("No party is trusted: each client adds noise before it sends anything.")
     sentences += describe_cohorts(built)
     if privacy.stop_at_epsilon is not None:
         sentences.append(
@@ -412,21 +412,21 @@ def describe_guarantee(built: BuiltExperiment) -> list[str]:
 def describe_schedule(built: BuiltExperiment) -> list[str]:
     """Return what a schedule promises, for clients and for examples."""
     sampling, privacy = built.experiment.sampling, built.experiment.privacy
-    told = []
-    for who, sampler, hidden in (
+    sentences = []
+    for noun, sampler, hidden in (
         ("client", sampling.clients, privacy.unit == "client" and privacy.place == "server"),
         ("example", sampling.samples, True),
     ):
         if sampler is None or not sampler.scheduled:
             continue
         uses = f"exactly {sampler.uses} times" if sampler.uses else f"with probability {sampler.rate:g} once"
-        told.append(f"Each {who} is used {uses} in each of {sampler.epochs or 1} schedule(s), drawn at random.")
+        sentences.append(f"Each {noun} is used {uses} in each of {sampler.epochs or 1} schedule(s), drawn at random.")
         if hidden:
-            told.append(
+            sentences.append(
                 "The schedule is a secret: the epsilon of a whole schedule is counted from its first round on, "
                 "so that a run that stops early has spent it."
             )
-    return told
+    return sentences
 
 
 def describe_randomness(privacy: Privacy, *, real_sites: bool) -> list[str]:

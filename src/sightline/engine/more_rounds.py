@@ -47,18 +47,18 @@ def count_added(directory: Path) -> int:
 
 def check_ended(directory: Path, record: RunRecord, more: int) -> None:
     """Raise unless the run in a directory has ended by itself and on this machine."""
-    facts, words = record.facts, f"+{more}"
+    facts, added = record.facts, f"+{more}"
     if type(more) is not int or more < 1:
-        invalid("--rounds", words, "is a whole number of rounds, at least one")
+        invalid("--rounds", added, "is a whole number of rounds, at least one")
     if facts.get("status") not in ENDED:
-        invalid("--rounds", words, f"the run in {directory} has not ended", f"sightline run --resume {directory} first")
+        invalid("--rounds", added, f"the run in {directory} has not ended", f"sightline run --resume {directory} first")
     if facts["status"] == "stopped":
-        invalid("--rounds", words, f"its budget ended the run ({facts.get('status_reason')})", NEW_RUN)
+        invalid("--rounds", added, f"the run ended because its budget is spent ({facts.get('status_reason')})", NEW_RUN)
     if facts.get("status_reason"):
-        invalid("--rounds", words, f"it has ended before its planned rounds ({facts['status_reason']})", NEW_RUN)
+        invalid("--rounds", added, f"the run ended before its last planned round ({facts['status_reason']})", NEW_RUN)
     # A site approves one experiment with one number of rounds, and answers for no other.
     if (directory / RUN_ID).exists():
-        invalid("--rounds", words, "its sites have approved the rounds that it made, and no others", NEW_RUN)
+        invalid("--rounds", added, "its sites approved the original rounds only", NEW_RUN)
 
 
 def plan_longer(built: BuiltExperiment, rebuild: Rebuild, rounds: int) -> BuiltExperiment:
@@ -87,21 +87,21 @@ def plan_longer(built: BuiltExperiment, rebuild: Rebuild, rounds: int) -> BuiltE
 
 def _refuse_fixed_lengths(experiment: Experiment, rounds: int) -> None:
     """Raise `Refused` for what is drawn, or ends, for a fixed number of rounds."""
-    words, planned = f"+{rounds - experiment.rounds}", experiment.rounds
+    added, planned = f"+{rounds - experiment.rounds}", experiment.rounds
     if experiment.privacy.noise == "correlated":
-        refuse("--rounds", words, f"its correlated noise was planned for {planned} rounds", NEW_RUN)
+        refuse("--rounds", added, f"its correlated noise was planned for {planned} rounds", NEW_RUN)
     for sampler in (experiment.sampling.clients, experiment.sampling.samples):
         if sampler is not None and sampler.scheduled:
-            refuse("--rounds", words, f"its schedule ({sampler.scheme}) was drawn for {planned} rounds", NEW_RUN)
+            refuse("--rounds", added, f"its schedule ({sampler.scheme}) was drawn for {planned} rounds", NEW_RUN)
     if experiment.local.schedule in ("cosine", "linear"):
         reason = f"its learning rate (local.schedule = {experiment.local.schedule}) has ended after {planned} rounds"
-        refuse("--rounds", words, reason, NEW_RUN)
+        refuse("--rounds", added, reason, NEW_RUN)
     if experiment.algorithm.settings.get("control") is not None:
-        refuse("--rounds", words, f"algorithm.control has spread its steps over {planned} rounds", NEW_RUN)
+        refuse("--rounds", added, f"algorithm.control has spread its steps over {planned} rounds", NEW_RUN)
 
 
-def _refuse_plan(built: BuiltExperiment, rounds: int, law: str) -> NoReturn:
-    refuse("--rounds", f"+{rounds - built.experiment.rounds}", law, NEW_RUN)
+def _refuse_plan(built: BuiltExperiment, rounds: int, reason: str) -> NoReturn:
+    refuse("--rounds", f"+{rounds - built.experiment.rounds}", reason, NEW_RUN)
 
 
 def reopen_run(
@@ -143,22 +143,22 @@ def _last_checkpoint(record: RunRecord, before: BuiltExperiment, longer: BuiltEx
     check_length(record.directory, len(ledger))
     result, wrong = find_checkpoint(record.directory, known)
     if result is not None and longer.algorithm.facts.finished(result.state):
-        reason = f"{longer.algorithm.name} has ended by itself after {result.round} rounds"
+        reason = f"{longer.algorithm.name} finished after {result.round} rounds"
         _refuse_plan(before, longer.experiment.rounds, reason)
     whole = result is not None and result.round == done and result.releases == len(ledger)
     if result is None or wrong or not whole or not record.store.vouches_for(result.releases, result.head):
         reason = f"the checkpoint of its last round, {done}, is missing or damaged"
-        invalid("--rounds", record.directory, f"{reason}, and no round may be made twice", "bring it back")
+        invalid("--rounds", record.directory, f"{reason}, and no round may run twice", "restore it from a backup")
     return result
 
 
-def describe_costs(record: RunRecord, longer: BuiltExperiment, ledger: Ledger, found: Checkpoint) -> list[str]:
+def describe_costs(record: RunRecord, longer: BuiltExperiment, ledger: Ledger, checkpoint: Checkpoint) -> list[str]:
     """Return what the run has cost and what it will cost at most, for every kind of observer."""
-    rounds, done = longer.experiment.rounds, found.round
-    way = f"run={record.directory}: goes on after round {done} to round {rounds}"
+    rounds, done = longer.experiment.rounds, checkpoint.round
+    way = f"run={record.directory}: continues after round {done} to round {rounds}"
     if longer.unit is Unit.NONE:
         return [f"{way}; it promises no privacy"]
-    rows, privacy = planned_rows(longer, found, ledger), longer.experiment.privacy
+    rows, privacy = planned_rows(longer, checkpoint, ledger), longer.experiment.privacy
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, lines in longer.topology.lines.items():
         spent = ledger.worst_of(lines, privacy.delta, accountant=longer.accountant)
@@ -180,16 +180,16 @@ def describe_costs(record: RunRecord, longer: BuiltExperiment, ledger: Ledger, f
     return notes
 
 
-def planned_rows(longer: BuiltExperiment, found: Checkpoint, ledger: Ledger) -> list[Release]:
+def planned_rows(longer: BuiltExperiment, checkpoint: Checkpoint, ledger: Ledger) -> list[Release]:
     """Return the planned releases after a checkpoint, numbered as they would follow the ledger."""
     plan, length = list(plan_releases(longer)), len(ledger)
-    first = sum(release.time <= found.round for release in plan)
+    first = sum(release.time <= checkpoint.round for release in plan)
     # Values flowed as planned: the numbers are the same.
     if first == length and all(ledger[one.id].inputs == one.inputs for one in plan[:first]):
         return plan[first:]
     # Whatever reaches a later round does so through the state and what clients keep: take all of it for an input.
-    held = {id for value in found.state.values() for id in value.sources}
-    held |= {id for memory in found.memories.values() for id in memory.sources}
+    held = {id for value in checkpoint.state.values() for id in value.sources}
+    held |= {id for memory in checkpoint.memories.values() for id in memory.sources}
 
     def renumber(release: Release) -> Release:
         old = held if any(id < first for id in release.inputs) else set()

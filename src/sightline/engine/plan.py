@@ -1,19 +1,28 @@
-"""The plan of a run: its releases, computed before any data is touched, and the noise that they need."""
+"""The plan of a run: its releases before any data is touched, the noise that they need, and a forecast of the run."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum, inf
+from typing import Any, cast
+
+import numpy as np
+from typing_extensions import override
 
 from sightline import accounting
 from sightline.engine.algorithm_laws import ROUNDS, check_first_algorithm
 from sightline.engine.build import BuiltExperiment, count_protected
 from sightline.engine.execution import DryExecution
-from sightline.engine.followed_plan import FollowedPlan
+from sightline.engine.metadata import collect_facts
+from sightline.engine.release_gate import FollowedPlan
 from sightline.engine.round import walk_rounds
 from sightline.errors import refuse
-from sightline.events import Event
+from sightline.events import Event, Unit
 from sightline.ledger import Ledger
-from sightline.topology import client_name
+from sightline.mechanisms import CohortSampler, Schedules
+from sightline.topology import Channel, Clusters, client_name
+
+TRAFFIC_ROUNDS = 50
+"""Rounds from which the traffic of a run is extrapolated."""
 
 
 def plan_releases(
@@ -42,7 +51,7 @@ def _refuse_peers(built: BuiltExperiment) -> None:
     """Raise `Refused` if clients send to each other: real nodes send to one server, which would see it all."""
     nodes = {client_name(client) for client in built.clients}
     if any(channel.name in nodes for channel in built.topology.channels):
-        reason = "its nodes send to each other, and real nodes send to one server, which would see everything"
+        reason = "its nodes send to each other, but real nodes send to one server, which would see everything"
         refuse("topology.kind", built.experiment.topology.kind, reason, "run it in the simulator")
 
 
@@ -111,8 +120,8 @@ def _spent_before(built: BuiltExperiment, subject: str, observer: str) -> list[C
         return [Counter()]
     result = built.earlier.sums(subject, observer)
     if result is None:
-        reason = "the earlier runs differ in data and in what they show of their clients, in too many ways to calibrate"
-        refuse("privacy.continue_ledger", True, reason, "give noise_multiplier and stop_at_epsilon in place of epsilon")
+        reason = "the earlier runs differ too much in data and in what they released to calibrate noise with them"
+        refuse("privacy.continue_ledger", True, reason, "give noise_multiplier and stop_at_epsilon instead of epsilon")
     return result
 
 
@@ -120,7 +129,7 @@ def _least_noise(built: BuiltExperiment, composition: dict[Event, int], spent: C
     privacy, mechanism = built.experiment.privacy, built.mechanism
     before = accounting.epsilon(spent, privacy.delta, accountant=built.accountant)
     if before >= cast(float, privacy.epsilon):
-        reason = f"the runs that model.init comes from have spent {before:.4g}, and privacy.continue_ledger counts them"
+        reason = f"the runs behind model.init spent {before:.4g}, which privacy.continue_ledger counts"
         refuse("privacy.epsilon", privacy.epsilon, reason, "give a larger one")
     return accounting.calibrate(
         lambda noise: Counter({mechanism.scaled(event, noise): times for event, times in composition.items()}) + spent,
@@ -128,3 +137,57 @@ def _least_noise(built: BuiltExperiment, composition: dict[Event, int], spent: C
         delta=privacy.delta,
         accountant=built.accountant,
     )
+
+
+def plan_run(built: BuiltExperiment) -> dict[str, Any]:
+    """Return what a calibrated run will release, to whom and at which epsilon, and what clients send.
+
+    Guarantees: nothing is trained or written. Epsilon is that of the whole plan, with every client in the rounds of the
+    busiest; what a run spends is at most that, unless rounds are repeated or added.
+    """
+    privacy, ledger = built.experiment.privacy, plan_releases(built)
+    spent = {
+        kind: inf if built.unit is Unit.NONE else ledger.worst_of(lines, privacy.delta, accountant=built.accountant)
+        for kind, lines in built.topology.lines.items()
+    }
+    if isinstance(built.topology, Clusters):
+        # A plan has every client in one cluster, so that others seem to see nothing: take the worst for all.
+        spent = dict.fromkeys(spent, max(spent.values(), default=inf))
+    facts, rounds = collect_facts(built).to_stored(), built.experiment.rounds
+    sent: list[Mapping[str, float]] = []
+    typical = TypicalExecution(built.federation.sizes.tolist())
+    plan_releases(built, rounds=min(rounds, TRAFFIC_ROUNDS), execution=typical, on_round=sent.append)
+    names = ("uplink_floats", "downlink_floats")
+    names_of_facts = (
+        "name", "algorithm", "topology", "clients", "parameters", "unit", "adjacency", "delta", "accountant",
+        "clip_norm", "noise_source", "target_epsilon", "stop_at_epsilon", "trusted",
+        "guarantee", "notes",
+    )  # fmt: skip
+    # The noise under the names of a run's summary: every client may have its own.
+    noise = facts["noise_multiplier"]
+    least, most = (noise["min"], noise["max"]) if isinstance(noise, Mapping) else (noise, noise)
+    return {
+        "rounds": rounds,
+        "examples": int(built.federation.sizes.sum()),
+        **{name: facts[name] for name in names_of_facts},
+        "noise_multiplier": least,
+        "noise_multiplier_max": most,
+        "epsilon": max(spent.values(), default=inf),
+        "observers": spent,
+        "releases": len(ledger),
+        **{name: rounds * fsum(row[name] for row in sent) / len(sent) for name in names},
+    }
+
+
+class TypicalExecution(DryExecution):
+    """A plan with cohorts as a run would draw them, from separate streams: for traffic, never for guarantees."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes)
+        self._schedules = Schedules(self.secret)
+
+    @override
+    def draw_members(
+        self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
+    ) -> tuple[int, ...]:
+        return tuple(channel.members[index] for index in sampler.draw(time, rng, self._schedules, line=line))

@@ -86,7 +86,7 @@ class RunRecord:
         path = Path(directory) / DATABASE
         try:
             if not path.is_file():
-                invalid("run", directory, f"no {DATABASE} in it", "give the folder that sightline run printed")
+                invalid("run", directory, f"the folder has no {DATABASE}", "give the folder that sightline run printed")
             return cls(connected(path), Path(directory), writes=connected is connect_to_write)
         except OSError as error:
             invalid("run", directory, f"{DATABASE} cannot be read ({error.strerror})", WHOSE)
@@ -101,7 +101,7 @@ class RunRecord:
         except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
             if not of_the_file(error):
                 raise
-            invalid("run", self.directory, f"{DATABASE} holds what no run writes ({type(error).__name__}: {error})")
+            invalid("run", self.directory, f"{DATABASE} has invalid contents ({type(error).__name__}: {error})")
 
     def close(self) -> None:
         """Close the database."""
@@ -154,7 +154,7 @@ class RunRecord:
                     head = chain_hash(head, body)
                     releases.append(release_of(body, id))
                 if head != facts["copied"]:
-                    reason = f"the ledger that it keeps of {facts['run_dir']} is not the one it copied"
+                    reason = f"its copy of the ledger of {facts['run_dir']} changed"
                     raise LedgerDamaged(f"run={self.directory}: {reason}; {EDITED}")
                 yield dict(facts), Ledger(releases, participants=read_parties(str(facts["participants"] or "")))
 
@@ -198,7 +198,7 @@ class RunRecord:
             rows = self._connection.execute(FACTS).fetchall()
             known = self.journal.last(EntryKind.FACTS)
             if known and known[0].body["facts"] != _digest(rows):
-                raise LedgerDamaged(f"run={self.directory}: facts in {DATABASE} are not those of its journal; {EDITED}")
+                raise LedgerDamaged(f"run={self.directory}: facts in {DATABASE} do not match the journal; {EDITED}")
             return {str(name): json.loads(value) for name, value in rows}
 
     @contextmanager
@@ -228,20 +228,22 @@ class RunRecord:
             # Each entry names the ledger's head at its time, so a cut ledger is noticed without a checkpoint too. There
             # is no key: a user who can write the whole directory can still forge it.
             if not self.store.vouches_for(last.body["releases"], last.body["ledger"]):
-                reason = "its journal knows of releases that the ledger does not hold; rows were cut or edited"
+                reason = "the ledger lacks releases that the journal lists; rows were deleted or edited"
                 raise LedgerDamaged(f"run={self.directory}: {reason}")
             if not self.journal.last(EntryKind.FACTS) and self._connection.execute(FACTS).fetchone() is not None:
-                raise LedgerDamaged(f"run={self.directory}: its journal knows of no facts; {EDITED}")
+                raise LedgerDamaged(f"run={self.directory}: the journal has no facts; {EDITED}")
             old = adopted.body["last"] if adopted else 0
             query = "SELECT round, body FROM round WHERE round <= ? ORDER BY round"
             if adopted and _digest(self._connection.execute(query, (old,))) != adopted.body["rounds"]:
-                raise LedgerDamaged(f"run={self.directory}: rounds up to {old} are not what they were; {EDITED}")
+                raise LedgerDamaged(f"run={self.directory}: rounds up to {old} changed; {EDITED}")
             result = {
                 number for (number,) in self._connection.execute("SELECT round FROM round WHERE round > ?", (old,))
             }
             if result != set(rows):
                 number = min(result ^ set(rows))
-                raise LedgerDamaged(f"run={self.directory}: round={number} is in {DATABASE} or in its journal only")
+                raise LedgerDamaged(
+                    f"run={self.directory}: round={number} is in only one of {DATABASE} and its journal"
+                )
         self.rounds()
         _ = self.facts
 
@@ -262,7 +264,7 @@ class RunRecord:
             rows = []
             for number, body, entry, claimed, head in self._connection.execute(query, (after,)):
                 if before is not None and number > before and not _borne_out(number, body, entry, claimed, head):
-                    reason = f"what {DATABASE} says of it is not what its journal vouches for"
+                    reason = f"the row in {DATABASE} does not match the journal"
                     raise LedgerDamaged(f"run={self.directory}, round={number}: {reason}; {EDITED}")
                 rows.append({"round": number} | dict(json.loads(body)))
             return rows

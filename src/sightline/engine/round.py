@@ -12,15 +12,13 @@ from sightline.accounting.strategies import Strategy
 from sightline.algorithms.contract import ChannelMean, WorkStats
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import (
-    CostMeter,
     Execution,
     ScheduleControl,
     eligible_members,
     gradient_reach,
     work_stats,
 )
-from sightline.engine.followed_plan import FollowedPlan
-from sightline.engine.release_gate import DrawnCohort, ReleaseGate
+from sightline.engine.release_gate import DrawnCohort, FollowedPlan, ReleaseGate
 from sightline.errors import Refused, refuse
 from sightline.events import Gaussian, Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
@@ -43,9 +41,10 @@ from sightline.mechanisms import (
     trim_sources,
 )
 from sightline.mechanisms.contract import NoiseRow
-from sightline.mechanisms.updates import SealedCohort, SealedUpdates, open_sealed, refuse_look
+from sightline.mechanisms.sealed import SealedCohort, SealedUpdates, open_sealed, refuse_look
 from sightline.plugins import MECHANISM
 from sightline.randomness import EVERYONE, Purpose
+from sightline.resources import CostMeter
 from sightline.topology import PUBLIC, Channel, client_name
 from sightline.training import LocalTask
 
@@ -93,7 +92,9 @@ class TrainingRound:
             built, ledger, time, budgeted=not self.rehearsal, steadfast=steadfast, repeated=repeated, since=since,
             planned=None if plan is None else plan.begin_round(time),
         )  # fmt: skip
-        self._meter = CostMeter(built, time, self.counts, counting=not self.rehearsal)
+        self._meter: CostMeter | None = None
+        if built.resources is not None and not self.rehearsal:
+            self._meter = CostMeter(built.resources, built.topology, time, self.counts)
         self.control = ScheduleControl(built, execution, time, self.counts)
 
     @property
@@ -114,12 +115,12 @@ class TrainingRound:
     def sample(self, channel: Channel | None = None) -> Cohort:
         """Draw the cohort of the channel; without a channel, of all gathering channels."""
         channels = (channel,) if channel else self.control.gathering_channels
-        drawn = [self._draw_members(one) for one in channels]
+        drawn = [self._draw_members(channel) for channel in channels]
         cohort = Cohort(tuple(n for members, _ in drawn for n in members))
-        if not any(self._seals(one) for one in channels):
+        if not any(self._seals(channel) for channel in channels):
             return cohort
-        places = [eligible_members(self.control.sampler_of(one), one, self.time) for one in channels]
-        return SealedCohort(cohort, frozenset[int]().union(*places), [one for _, one in drawn])
+        eligible = [eligible_members(self.control.sampler_of(channel), channel, self.time) for channel in channels]
+        return SealedCohort(cohort, frozenset[int]().union(*eligible), [draw for _, draw in drawn])
 
     def _seals(self, channel: Channel) -> bool:
         """Whether the algorithm may not know who was drawn: it is of another package, and epsilon may count on that.
@@ -189,11 +190,11 @@ class TrainingRound:
         if not isinstance(start, Public):
             start = {member: start[member] for member in list(start)}
             if possible - start.keys():
-                reason = "has no model for some who could have been drawn"
+                reason = "some members that could have been drawn have no model"
                 refuse("start", f"{len(start)} models", reason, "give one for each member of the channel")
         rows = [name for name, value in asked.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
         if rows:
-            refuse(rows[0], "rows", "a row for each of a hidden cohort cannot be given", "give one vector for all")
+            refuse(rows[0], "rows", "rows per member would reveal a hidden cohort", "give one vector for all")
         return SealedUpdates(self.train(inside, start, memory=memory, **asked), possible, draws)
 
     def _refuse_parts(self, memory: StateRule | None) -> None:
@@ -202,7 +203,7 @@ class TrainingRound:
             return
         # A client that trains a part would learn zeros for the rest of the vector that it keeps.
         if memory is not None and self._built.unit is not Unit.SAMPLE:
-            reason = f"{self._built.algorithm.name}'s clients keep a vector that training of the whole model makes"
+            reason = f"{self._built.algorithm.name}'s clients keep a vector of the whole model, but they train parts"
             refuse(
                 "algorithm.split", memory.name, reason, 'use fedavg, fedavgm, fedprox or fedyogi, or unit = "sample"'
             )
@@ -243,7 +244,8 @@ class TrainingRound:
         """Publish a value computed from what was sent up, by the top server to everyone."""
         top = self._built.topology.top
         (made,) = self._record_shown([(value, top, top.audience, "mean of what was sent up")])
-        self._meter.charge_lifting()
+        if self._meter is not None:
+            self._meter.charge_lifting()
         return self._hold(made, top.name, value.value)
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
@@ -268,7 +270,8 @@ class TrainingRound:
             reach = gradient_reach(updates.task, self.control.planned)
             means.append(ChannelMean(context.channel, values[-1], reach, outcome.noise_std))
         self.control.channel_means.append(means)
-        self._meter.charge_gathering(contexts)
+        if self._meter is not None:
+            self._meter.charge_gathering([(context.channel, context.sampler) for context in contexts])
         return values
 
     def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> list[Public]:
@@ -323,9 +326,10 @@ class TrainingRound:
         if not each:
             self._keep_numbers(channel, outcome, made[-1])
         self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
-        self._meter.charge_gathering([context])
-        if channel == self._built.topology.top:
-            self._meter.charge_lifting()
+        if self._meter is not None:
+            self._meter.charge_gathering([(channel, context.sampler)])
+            if channel == self._built.topology.top:
+                self._meter.charge_lifting()
         return made, outcome
 
     def _open_updates(self, updates: Updates, channel: Channel) -> tuple[Updates, Draws | None]:
@@ -407,8 +411,13 @@ class TrainingRound:
         if active_places(sampler, self.time) is None:
             return
         if set(updates.cohort.members) - set(eligible_members(sampler, channel, self.time)):
-            reason = "a client was asked out of turn"
-            refuse("sampling.clients.scheme", "turns", reason, "train whom the channel samples, or use another scheme")
+            reason = "a client was asked in a round that is not its turn"
+            refuse(
+                "sampling.clients.scheme",
+                "turns",
+                reason,
+                "train the cohort that the channel samples, or use another scheme",
+            )
 
     def _release_context_at(self, at: CallId, channel: Channel, purpose: Purpose) -> ReleaseContext:
         # Noise streams are named by (purpose, round, call, participant, part). Order, batching and resumption cannot

@@ -72,7 +72,7 @@ def new_directory(experiment: Experiment, out: Path | None) -> Path:
             out.parent.mkdir(parents=True, exist_ok=True)
             _make(out)
     except OSError as error:
-        invalid("--out", out, f"cannot be made ({error.strerror})")
+        invalid("--out", out, f"cannot be created ({error.strerror})")
     return out
 
 
@@ -92,9 +92,9 @@ def check_free(out: Path, experiment: Experiment) -> None:
     result = {path.name for path in out.iterdir()} if out.is_dir() else {""}
     config = out / CONFIG
     if result and (LOCK not in result or not result <= {LOCK, *OURS} or _holds_more(out / DATABASE)):
-        invalid("--out", out, "is there already and not empty", "choose another, or --resume it")
+        invalid("--out", out, "already exists and is not empty", "choose another, or --resume it")
     if config.name in result and config.read_text(encoding="utf-8", errors="replace") not in ("", to_toml(experiment)):
-        invalid("--out", out, f"it holds a {CONFIG} of other settings", f"choose another, or remove {CONFIG}")
+        invalid("--out", out, f"its {CONFIG} has other settings", f"choose another, or remove {CONFIG}")
 
 
 def _holds_more(database: Path) -> bool:
@@ -121,18 +121,18 @@ def _first_free(folder: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            invalid("--out", path, f"cannot be made ({error.strerror})", "give --out DIR")
-    raise InvalidInput(f"--out={folder}/{name}: a million runs of that name; give --out DIR")
+            invalid("--out", path, f"cannot be created ({error.strerror})", "give --out DIR")
+    raise InvalidInput(f"--out={folder}/{name}: a million runs have that name; give --out DIR")
 
 
 def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
     """Return the settings that a run recorded, with `--set` overrides applied."""
     try:
         if not (directory / DATABASE).is_file():
-            invalid("--resume", directory, "holds no run", "start it without --resume")
+            invalid("--resume", directory, "no run in this directory", "start it without --resume")
         if not (directory / CONFIG).is_file():
-            reason = f"its {CONFIG} is gone, and without its settings a run cannot go on"
-            invalid("--resume", directory, reason, "bring it back, or start a new run")
+            reason = f"{CONFIG} is missing, and a run cannot be resumed without its settings"
+            invalid("--resume", directory, reason, "restore it from a backup, or start a new run")
         if not os.access(directory / CONFIG, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
@@ -147,9 +147,14 @@ def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
         with closing(RunRecord.open_to_read(path)) as record:
             ended = record.facts.get("status") in ENDED
         if ended:
-            reason = "has ended and cannot be continued, with other settings neither"
+            reason = "the run has ended and cannot be continued with other settings"
             invalid("--resume", path, reason, "start a new run")
-        invalid("--resume", path, f"was started with other settings than {experiment.name}", f"see its {CONFIG}")
+        invalid(
+            "--resume",
+            path,
+            f"the run was started with settings other than those of {experiment.name}",
+            f"see its {CONFIG}",
+        )
     return path
 
 
@@ -176,7 +181,7 @@ def own_streams(directory: Path, record: RunRecord) -> Streams:
     if goes_on and not path.exists():
         _other_root(directory, "is gone")
     if goes_on and facts.get("noise_generator") != CIPHER:
-        reason = f"its noise does not come from {CIPHER} but from the generator of another version"
+        reason = f"its noise comes from another version's generator, not from {CIPHER}"
         invalid("--resume", directory, reason, "finish it with that version, or start a new run")
     streams = Streams.from_operating_system(path)
     if goes_on and facts.get("noise_root") != streams.fingerprint:
@@ -194,8 +199,8 @@ def remove_secret(directory: Path) -> None:
 
 
 def _other_root(directory: Path, what: str) -> NoReturn:
-    reason = f"its {SECRET} {what}, and with other random draws its releases are not what they claim to be"
-    invalid("--resume", directory, reason, "bring the file back, or start a new run")
+    reason = f"its {SECRET} {what}, and with other random draws the claims of its releases would be wrong"
+    invalid("--resume", directory, reason, "restore the file from a backup, or start a new run")
 
 
 @contextmanager
@@ -205,22 +210,24 @@ def lock_directory(directory: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        invalid("run", directory, f"its {LOCK} cannot be opened ({error.strerror})", "it is a file of the run's owner")
+        invalid(
+            "run", directory, f"its {LOCK} cannot be opened ({error.strerror})", "ask the owner of the run for access"
+        )
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunBusy(f"run={directory}: another process is working in it; wait for it or stop it") from None
+            raise RunBusy(f"run={directory}: another process is using it; wait for it or stop it") from None
         # The other process may have removed the directory between our open and our lock; then we hold a deleted file.
         if not path.exists() or path.stat().st_ino != os.fstat(handle).st_ino:
-            raise RunBusy(f"run={directory}: another process was working in it and removed it; try again")
+            raise RunBusy(f"run={directory}: another process used it and removed it; try again")
         yield
     finally:
         os.close(handle)
 
 
 @contextmanager
-def disk_told(directory: Path) -> Iterator[None]:
+def report_disk_errors(directory: Path) -> Iterator[None]:
     """Turn a full or broken disk into one line of error; releases made before stay in the ledger and count."""
     try:
         yield
@@ -228,7 +235,7 @@ def disk_told(directory: Path) -> Iterator[None]:
         known = error.errno in OF_THE_DISK if isinstance(error, OSError) else _DISK.search(str(error)) is not None
         if not known:
             raise
-        why = f"the disk did not take a write ({error}); make room, then go on with --resume"
+        why = f"a write to the disk failed ({error}); free some space, then continue with --resume"
         raise DiskTrouble(f"run={directory}: {why}") from None
 
 

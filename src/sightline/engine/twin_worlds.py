@@ -176,7 +176,7 @@ class TwinWorlds:
         self, built: BuiltExperiment, make_worker: MakeWorker, public: Streams, secret: Streams, count: int
     ) -> None:
         self.built, self.secret, self.facts = built, secret, built.mechanism.facts
-        self.found = Comparisons()
+        self.comparisons = Comparisons()
         self._subjects = draw_subjects(built, count, secret, rng=public.rng(Purpose.VERIFICATION))
         self.worlds = [World(one, make_worker(self._setting_without(one), public, secret)) for one in self._subjects]
 
@@ -194,20 +194,22 @@ class TwinWorlds:
 
     def describe(self) -> str:
         """Return in one sentence what was compared."""
-        return self.found.describe(len(self.worlds))
+        return self.comparisons.describe(len(self.worlds))
 
-    def compare_values(self, updates: Updates, context: ReleaseContext, compute: Compute, found: ReleaseValues) -> None:
+    def compare_values(
+        self, updates: Updates, context: ReleaseContext, compute: Compute, values: ReleaseValues
+    ) -> None:
         """Compute the values again in every world. Raise `Refused` if a subject moves one by more than is claimed."""
         begun = time.perf_counter()
         mechanism = self.built.mechanism.at(context.channel)
         for world in self.worlds:
             if world.subject.client in context.channel.members:
-                self._compare_world(world, mechanism, updates, context, compute, found)
-        self.found.seconds += time.perf_counter() - begun
+                self._compare_world(world, mechanism, updates, context, compute, values)
+        self.comparisons.seconds += time.perf_counter() - begun
 
     def _compare_world(
         self, world: World, mechanism: ChannelMechanism, updates: Updates, context: ReleaseContext, compute: Compute,
-        found: ReleaseValues,
+        released: ReleaseValues,
     ) -> None:  # fmt: skip
         masked = world.subject.example is not None and worker_for(self.built.model).dropout
         if masked and self._is_drawn(world.subject, updates) is not False:
@@ -227,7 +229,7 @@ class TwinWorlds:
         other = compute(twin, context)
         world.keep_state(twin.recall)
         drawn = self._is_drawn(world.subject, updates)
-        for key, value in found.values.items():
+        for key, value in released.values.items():
             if key in other.values:
                 self._compare_pair(value, other.values[key], bound, drawn, world.subject, context)
 
@@ -259,7 +261,7 @@ class TwinWorlds:
         if plan is None or adaptive or client not in updates.cohort.members:
             return
         if updates.recall is not None and not updates.recall.state.noised:
-            self._tell_broken(world.subject, context, "its client keeps un-noised values and adds them after the noise")
+            self._raise_broken(world.subject, context, "its client adds un-noised values after the noise")
         plan = replace(batch_plan(plan, updates.task), line=context.line)
         one = replace(plan, steps=1, noise_multiplier=0.0, strategy=None)
         ends = []
@@ -317,23 +319,23 @@ class TwinWorlds:
         self, value: Tensor, other: Tensor, bound: float, drawn: bool | None, subject: Subject, context: ReleaseContext
     ) -> None:
         """Compare one value and its twin; raise `Refused` if they differ by more than the claim allows."""
-        self.found.count += 1
-        self.found.drawn += drawn is True
+        self.comparisons.count += 1
+        self.comparisons.drawn += drawn is True
         # Same streams, same noise: if a subject that was not drawn changes a bit, it entered the value all the same.
         if drawn is False:
             if not torch.equal(value, other):
-                self._tell_broken(subject, context, "it was not drawn, and the value is another without it")
+                self._raise_broken(subject, context, "it was not drawn, but the value changes without it")
             return
         shift = float(torch.linalg.vector_norm(value.double() - other.double()))
-        self.found.largest_share = max(self.found.largest_share, shift / bound)
+        self.comparisons.largest_share = max(self.comparisons.largest_share, shift / bound)
         rounding = ROUNDING * (bound + float(torch.linalg.vector_norm(value.double())))
         if not shift <= bound + rounding:
-            reason = f"it moves the value by {shift:.6g}, and at most {bound:.6g} is claimed"
-            self._tell_broken(subject, context, reason)
+            reason = f"it moves the value by {shift:.6g}, but at most {bound:.6g} is claimed"
+            self._raise_broken(subject, context, reason)
 
-    def _tell_broken(self, subject: Subject, context: ReleaseContext, law: str) -> None:
+    def _raise_broken(self, subject: Subject, context: ReleaseContext, reason: str) -> None:
         way_out = "do not use this model, memory or mechanism: its epsilon would be too small"
-        refuse("verify", subject.name, f"round {context.time}, {context.channel.name}: {law}", way_out)
+        refuse("verify", subject.name, f"round {context.time}, {context.channel.name}: {reason}", way_out)
 
 
 def copy_recall(updates: Updates) -> StateAccess | None:
@@ -345,8 +347,8 @@ def copy_recall(updates: Updates) -> StateAccess | None:
 def move_updates(updates: Updates, world: World, *, without: int | None) -> Updates:
     """Return the same training call in another world; without the subject in its cohort if that is hidden."""
     members = tuple(member for member in updates.cohort.members if member != without)
-    places = [index for index, member in enumerate(updates.cohort.members) if member != without]
-    task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(places)
+    indices = [index for index, member in enumerate(updates.cohort.members) if member != without]
+    task = updates.task if len(members) == len(updates.cohort.members) else updates.task.select_clients(indices)
     return replace(
         updates,
         cohort=Cohort(members),
@@ -360,13 +362,13 @@ def move_updates(updates: Updates, world: World, *, without: int | None) -> Upda
 
 def select_member(updates: Updates, client: int, worker: ClientExecutor, recall: StateAccess | None) -> Updates:
     """Return the training call of one member."""
-    place = updates.cohort.members.index(client)
+    index = updates.cohort.members.index(client)
     return replace(
         updates,
         cohort=Cohort((client,)),
         starts={client: updates.starts[client]},
         worker=worker,
-        task=updates.task.select_clients([place]),
+        task=updates.task.select_clients([index]),
         recall=recall,
         shared=None,
     )
@@ -378,11 +380,16 @@ def plan_worlds(
 ) -> TwinWorlds | None:  # fmt: skip
     """Return as many worlds as asked for; by default two for a user's own module, and None otherwise."""
     if count is not None and count < 0:
-        invalid("verify", count, "a number of subjects is 0 or more")
+        invalid("verify", count, "the number of subjects must be 0 or more")
     if count and built.unit is Unit.NONE:
-        invalid("verify", count, "nothing is claimed that could be verified", 'set privacy.unit = "client" or "sample"')
+        invalid(
+            "verify",
+            count,
+            "nothing is claimed, so there is nothing to verify",
+            'set privacy.unit = "client" or "sample"',
+        )
     if count and nodes:
-        invalid("verify", count, "nodes have their data to themselves", "use --runtime simulator")
+        invalid("verify", count, "nodes do not share their data", "use --runtime simulator")
     if count is None and not nodes and built.unit is not Unit.NONE and unknown_part(built.model.module()):
         count = FIRST_LOOK
     return TwinWorlds(built, make_worker, public, secret, count) if count else None

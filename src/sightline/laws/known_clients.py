@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline import accounting
 from sightline.events import Clear, Event, Gaussian
@@ -40,7 +41,7 @@ class KnownClients:
         """Yield each member's start plus its given update; raise `BrokenLaw` for anything but training."""
         if call.kind is not CallKind.TRAIN:
             asked = "evaluations" if call.kind is CallKind.RIGHT_ANSWERS else "private steps"
-            raise BrokenLaw("clients' updates are what is noised", f"it asks for {asked}")
+            raise BrokenLaw("a mechanism noises clients' updates and nothing else", f"it asks for {asked}")
         if call.cohort:
             yield call.cohort, call.starts + torch.stack([self.updates[member] for member in call.cohort])
 
@@ -48,13 +49,13 @@ class KnownClients:
 class SilentClients(KnownClients):
     """Clients that raise `BrokenLaw` when their updates are asked for."""
 
-    def __init__(self, updates: Mapping[int, Tensor], law: str, nodes: RemoteNodes | None = None) -> None:
+    def __init__(self, updates: Mapping[int, Tensor], reason: str, nodes: RemoteNodes | None = None) -> None:
         super().__init__(updates, nodes)
-        self._law = law
+        self._reason = reason
 
+    @override
     def run(self, call: TrainingCall) -> Iterator[Block]:
-        """Raise `BrokenLaw` with the check's own name."""
-        raise BrokenLaw(self._law, "it looks at updates")
+        raise BrokenLaw(self._reason, "it looks at updates")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class RepeatingNodes:
 
     def request_choices(self, ballot: Any, context: ReleaseContext) -> dict[int, int]:
         """Raise `BrokenLaw`: these nodes make no choices."""
-        raise BrokenLaw("clients' updates are what is noised", "it asks for choices")
+        raise BrokenLaw("a mechanism noises clients' updates and nothing else", "it asks for choices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +80,11 @@ class NotedUpdates(Updates):
 
     left: dict[int, Tensor] = field(default_factory=dict)
 
+    @override
     def collect_outputs(self, mechanism: ClientSideMechanism, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's output and record it."""
-        for one in super().collect_outputs(mechanism, context):
-            self.left[one.member] = one.value
-            yield one
+        for output in super().collect_outputs(mechanism, context):
+            self.left[output.member] = output.value
+            yield output
 
 
 World = Mapping[int, Tensor]
@@ -102,7 +103,7 @@ class Released:
     @property
     def noisy(self) -> list[Release]:
         """The claims that carry noise."""
-        return [one for one in self.claims if one.event not in (Clear(), POST_PROCESSING)]
+        return [claim for claim in self.claims if claim.event not in (Clear(), POST_PROCESSING)]
 
     def value_of(self, release: Release) -> Tensor:
         """Return the value of a release. Raise `BrokenLaw` if it was claimed and never sent."""
@@ -110,7 +111,9 @@ class Released:
         if EVERYONE in self.outcome.values:
             every[self.channel] = self.outcome.values[EVERYONE]
         if release.source not in every:
-            raise BrokenLaw("what is claimed is let go", f"{release.source} claims a release and lets nothing go")
+            raise BrokenLaw(
+                "every claimed release returns a value", f"{release.source} claims a release but returns no value"
+            )
         return every[release.source].double()
 
 
@@ -122,7 +125,9 @@ def check_scaled(expected: Event, claimed: Event) -> None:
         ours, theirs = (accounting.epsilon({event: 1}, 1e-3) for event in (expected, claimed))
         holds = theirs <= ours * (1 + 1e-6)
     if not holds:
-        raise BrokenLaw("an event scales with the noise", f"{expected} is planned for, and {claimed} is claimed")
+        raise BrokenLaw(
+            "the claimed event scales with the calibrated noise", f"{expected} is planned, but {claimed} is claimed"
+        )
 
 
 def check_normal(rows: np.ndarray) -> None:
@@ -130,21 +135,25 @@ def check_normal(rows: np.ndarray) -> None:
     from scipy import stats  # slow to load, and runs of our own need none of it
 
     if not rows.any(axis=1).all():
-        raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the streams make no noise")
+        raise BrokenLaw("the noise matches the claim", "a Gaussian is claimed, but the streams produce no noise")
     unit = rows / np.sqrt((rows**2).mean(1, keepdims=True))
     for row in unit:
         if stats.kstest(row, "norm").pvalue < NEVER:
-            raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the noise is none")
+            raise BrokenLaw(
+                "the noise matches the claim", "a Gaussian is claimed, but the noise has another distribution"
+            )
     if abs((unit**4).mean() - 3) > (SIGMAS + 0.5) * math.sqrt(24 / unit.size):
-        raise BrokenLaw("noise as claimed", "a Gaussian is claimed, and the noise has other tails")
+        raise BrokenLaw("the noise matches the claim", "a Gaussian is claimed, but the noise has other tails")
     # Circular correlation at every shift by FFT: it finds noise that is reused in another release, also if it is
     # shifted.
     spectra = np.fft.rfft(unit)
-    for index, one in enumerate(spectra):
-        together = np.abs(np.fft.irfft(one.conj() * spectra[index:], unit.shape[1])) / unit.shape[1]
+    for index, spectrum in enumerate(spectra):
+        together = np.abs(np.fft.irfft(spectrum.conj() * spectra[index:], unit.shape[1])) / unit.shape[1]
         together[0, 0] = 0.0
         if together.max() > (SIGMAS + 1.5) / math.sqrt(unit.shape[1]):
-            raise BrokenLaw("every release has noise of its own", "two noises, or two parts of one, are alike")
+            raise BrokenLaw(
+                "every release has independent noise", "two noises, or two parts of one noise, are correlated"
+            )
 
 
 def check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
@@ -165,5 +174,5 @@ def check_drawn(event: Event, here: np.ndarray, there: np.ndarray) -> None:
                 low = stats.beta.ppf(NEVER, ours, tested - ours + 1) if ours else 0.0
                 high = stats.beta.ppf(1 - NEVER, theirs + 1, tested - theirs) if theirs < tested else 1.0
                 if low > math.exp(min(claimed, 700.0)) * high + delta:
-                    seen = f"{event} costs epsilon {claimed:.3g} at delta {delta:g}, and drawing it shows more"
-                    raise BrokenLaw("noise as claimed", seen)
+                    seen = f"{event} costs epsilon {claimed:.3g} at delta {delta:g}, but samples show more"
+                    raise BrokenLaw("the noise matches the claim", seen)

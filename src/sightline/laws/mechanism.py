@@ -147,7 +147,7 @@ class MechanismLaws:
 
     def claims_of(self, mechanism: Mechanism, world: World, **how: Any) -> tuple[Release, ...]:
         """Return the claims alone; raise `BrokenLaw` if the mechanism looks at an update to make them."""
-        silent = SilentClients(world, "claims before values")
+        silent = SilentClients(world, "claims are made before updates are computed")
         # Values are not computed here, so any call of the worker comes from making claims.
         return self.release(world, worker=silent, mechanism=mechanism, claims_only=True, **how).claims
 
@@ -156,50 +156,62 @@ class MechanismLaws:
         used, world = self.mechanism.with_noise(NEEDED), self.worlds["spread"]
         claims = self.claims_of(used, world)
         if self.claims_of(used, world) != claims or self.release(world).claims != claims:
-            raise BrokenLaw("claims are facts", "claimed again, or beside values, they are others")
+            raise BrokenLaw(
+                "claims are the same every time", "the claims differ when made again, or when values are computed"
+            )
         if not claims:
-            raise BrokenLaw("what is released is claimed", "it claims nothing")
+            raise BrokenLaw("every release is claimed", "it claims nothing")
         facts = used.facts
         if facts.noised_value is not NoisedValue.UPDATE or facts.private_steps or facts.keeps_noised:
-            raise BrokenLaw("clients' updates are what is noised", "it says that something else is")
-        for one in claims:
-            self._check_claim(one)
+            raise BrokenLaw(
+                "a mechanism noises clients' updates and nothing else", "its facts name another noised value"
+            )
+        for claim in claims:
+            self._check_claim(claim)
         if not claims[-1].audience >= self.channel.audience:
             raise BrokenLaw(
-                "who sees a value is its audience", "the last claim leaves out some of the channel's audience"
+                "every party that sees a value is in its audience",
+                "the last claim omits some of the channel's audience",
             )
         self._check_noised_by(used.at(self.channel).noised_by, claims)
 
-    def _check_claim(self, one: Release) -> None:
+    def _check_claim(self, claim: Release) -> None:
         """Check the fields of a single claim."""
-        facts = (one.time, one.unit, one.adjacency) == (1, Unit.CLIENT, self.adjacency)
-        if not facts or not set(one.inputs) & {START, *range(FIRST, FIRST + CLIENTS + 2)}:
+        facts = (claim.time, claim.unit, claim.adjacency) == (1, Unit.CLIENT, self.adjacency)
+        if not facts or not set(claim.inputs) & {START, *range(FIRST, FIRST + CLIENTS + 2)}:
             raise BrokenLaw(
-                "a claim says where a value comes from", f"{one.what or one.source} has other facts or inputs"
+                "a claim names the unit, the adjacency and the inputs of its value",
+                f"{claim.what or claim.source} names others",
             )
-        inner = kinds_in(one.event)
+        inner = kinds_in(claim.event)
         # All clients take part here (`Full`), so nothing is hidden and only noise can protect. An amplified event would
         # understate the cost.
         if inner & HIDING:
-            raise BrokenLaw("a claim of everybody rests on noise", f"{one.source} claims {one.event}")
-        if one.event not in (Clear(), POST_PROCESSING) and self.channel.name not in one.audience | {one.source}:
-            raise BrokenLaw("who sees a value is its audience", f"{self.channel.name} sees what {one.source} sends")
+            raise BrokenLaw("a release of all clients claims no amplification", f"{claim.source} claims {claim.event}")
+        if claim.event not in (Clear(), POST_PROCESSING) and self.channel.name not in claim.audience | {claim.source}:
+            raise BrokenLaw(
+                "every party that sees a value is in its audience",
+                f"{self.channel.name} sees what {claim.source} sends",
+            )
 
-    def _check_noised_by(self, said: NoisedBy, claims: tuple[Release, ...]) -> None:
+    def _check_noised_by(self, party: NoisedBy, claims: tuple[Release, ...]) -> None:
         """Check that the party that adds the noise claims it, and that what it receives without noise is claimed."""
-        sources = {one.source for one in claims if one.event not in (Clear(), POST_PROCESSING)}
+        sources = {claim.source for claim in claims if claim.event not in (Clear(), POST_PROCESSING)}
         expected = {
             NoisedBy.SERVER: {self.channel.name},
             NoisedBy.CLIENT: self.channel.subjects,
             NoisedBy.NOBODY: set(),
         }
-        if not sources or sources != set(expected[said]):
+        if not sources or sources != set(expected[party]):
             raise BrokenLaw(
-                "who adds the noise claims it", f"said is the {said}, and {sorted(sources)[:3]} claim noise"
+                "the party that adds the noise claims it",
+                f"noised_by is the {party}, but {sorted(sources)[:3]} claim noise",
             )
-        handed = [one for one in claims if one.event == Clear() and self.channel.name in one.audience]
-        if said is NoisedBy.SERVER and not any(one.subjects >= self.channel.subjects for one in handed):
-            raise BrokenLaw("what is handed over is in the ledger", f"{self.channel.name} gets updates without a claim")
+        handed = [claim for claim in claims if claim.event == Clear() and self.channel.name in claim.audience]
+        if party is NoisedBy.SERVER and not any(claim.subjects >= self.channel.subjects for claim in handed):
+            raise BrokenLaw(
+                "every hand-over to a trusted party is claimed", f"{self.channel.name} receives updates without a claim"
+            )
 
     def _context(self, sampler: CohortSampler, seed: int, time: int) -> ReleaseContext:
         streams = Streams.from_seed(seed)
@@ -217,8 +229,8 @@ class MechanismLaws:
                 got = joint_noise(one.event) or math.inf
                 for client in (n for n in NEEDED if client_name(n) in one.subjects):
                     if got < needed[client] * self.channel.noise_factor * (1 - 1e-9):
-                        seen = f"{client_name(client)} needs {needed[client]:.4g} and gets {got:.4g}"
-                        raise BrokenLaw("nobody gets less noise than it needs", seen)
+                        seen = f"{client_name(client)} needs {needed[client]:.4g} but gets {got:.4g}"
+                        raise BrokenLaw("every client gets the noise that it needs", seen)
         # Calibration scales the events of a plan with unit noise. If the claims at twice the noise cost more than the
         # scaled events, a calibrated run would exceed its epsilon.
         unit, twice = (
@@ -239,16 +251,21 @@ class MechanismLaws:
             return
         used = self.mechanism.with_noise(NEEDED)
         if used.at(self.channel).noised_by is not NoisedBy.SERVER or not gaussian:
-            raise BrokenLaw("what is claimed can be checked", "numbers come with a sum that one party noises, Gaussian")
+            raise BrokenLaw(
+                "claims are of a kind that can be checked", "numbers need a sum to which one party adds Gaussian noise"
+            )
         world = self.worlds["spread"]
         made, again = (self.release(world).outcome.numbers for _ in range(2))
         if set(made) != set(self.names) or not all(map(math.isfinite, made.values())):
-            raise BrokenLaw("numbers are as named", f"{sorted(self.names)} are named, and released is {dict(made)}")
+            raise BrokenLaw(
+                "a release returns exactly the numbers that the mechanism names",
+                f"it names {sorted(self.names)}, but releases {dict(made)}",
+            )
         if made != again:
-            raise BrokenLaw("same streams, same bits", "its numbers are others the second time")
+            raise BrokenLaw("the same random streams give the same result", "its numbers differ the second time")
         for numbers in (made, {name: 3 * value + 1 for name, value in made.items()}):
             if replace(self, numbers=numbers).claims_of(used, world) != self.claims_of(used, world):
-                raise BrokenLaw("claims do not follow released values", f"after {dict(numbers)} it claims other events")
+                raise BrokenLaw("claims do not follow released values", f"its claims change after {dict(numbers)}")
 
     @cached_property
     def number_noise(self) -> dict[str, float]:
@@ -264,12 +281,12 @@ class MechanismLaws:
         here, there = (np.array([self._draw_numbers(world, seed) for seed in range(NUMBERED)]) for world in worlds)
         std = here.std(axis=0)
         if ((here - there).std(axis=0)[SMALL:] > 0.1 * std[SMALL:] + 1e-9).any():
-            raise BrokenLaw("noise knows no data", "the noise of a number is another when updates are others")
+            raise BrokenLaw("the noise does not depend on the data", "the noise of a number changes with the updates")
         unit_noise = (here - here.mean(axis=0)) / np.where(std > 0, std, 1.0)
         alike = np.abs(unit_noise.T @ unit_noise / NUMBERED - np.diag(std > 0))[SMALL:]
         if alike.max() > (SIGMAS + 0.5) / math.sqrt(NUMBERED):
             raise BrokenLaw(
-                "every release has noise of its own", "a number has noise of the mean, or of another number"
+                "every release has independent noise", "a number shares noise with the mean or with another number"
             )
         return dict(zip(self.names, std[SMALL:].tolist(), strict=True))
 
@@ -299,13 +316,17 @@ class MechanismLaws:
         again = self.release(self.worlds["spread"]), self.release(self.worlds["spread"])
         for one in again[0].noisy:
             if not torch.equal(again[0].value_of(one), again[1].value_of(one)):
-                raise BrokenLaw("same streams, same bits", f"{one.source}'s value is another the second time")
+                raise BrokenLaw(
+                    "the same random streams give the same result", f"{one.source}'s value differs the second time"
+                )
         result = {name: self.noise_of(world) for name, world in self.worlds.items()}
         first = result["spread"]
         for name, noises in result.items():
             for (one, noise), (_, other) in zip(first, noises, strict=True):
                 if float((noise - other).abs().max()) > 1e-4 * (float(noise.std()) + self.clip_norm):
-                    raise BrokenLaw("noise knows no data", f"{one.source}'s noise is another when updates are {name}")
+                    raise BrokenLaw(
+                        "the noise does not depend on the data", f"{one.source}'s noise changes when updates are {name}"
+                    )
         rows = np.array([noise.numpy() for _, noise in [*first, *self.noise_of(self.worlds["spread"], time=2)]])
         check_normal(rows)
 
@@ -336,7 +357,8 @@ class MechanismLaws:
                 continue
             if client_name(subject) not in one.subjects:
                 raise BrokenLaw(
-                    "who is in a release is its subject", f"{client_name(subject)} moves that of {one.source}"
+                    "every client that affects a release is among its subjects",
+                    f"{client_name(subject)} affects the release of {one.source}",
                 )
             claimed = _noise_in(one.event)
             # `scale` is an estimate from DIMENSION coordinates: its relative standard error is sqrt(0.5 / DIMENSION).
@@ -344,9 +366,9 @@ class MechanismLaws:
             slack = 1 + SIGMAS * math.sqrt(0.5 / DIMENSION) + 1e-3
             # Mean and numbers are one vector. Its length, in units of the noise, is what one Gaussian must cover.
             if claimed * math.hypot(moved / (scale[one.source] * slack), counted) > 1:
-                there_is = 1 / math.hypot(moved / scale[one.source], counted)
-                seen = f"noise multiplier {claimed:.4g} is claimed, and {there_is:.4g} is there: {where}"
-                raise BrokenLaw("noise as claimed", seen)
+                actual = 1 / math.hypot(moved / scale[one.source], counted)
+                seen = f"noise multiplier {claimed:.4g} is claimed, but {actual:.4g} was measured: {where}"
+                raise BrokenLaw("the noise matches the claim", seen)
 
     def _count_moves(self, here: Released, there: Released) -> float:
         """Return how far the numbers of two worlds are apart, in units of their noise; rather too little."""
@@ -354,7 +376,7 @@ class MechanismLaws:
         slack = 1 + SIGMAS * math.sqrt(0.5 / NUMBERED)
         silent = [name for name, moved in moves.items() if moved > 1e-9 and not self.number_noise[name]]
         if silent:
-            raise BrokenLaw("noise as claimed", f"{silent[0]} depends on updates and has no noise")
+            raise BrokenLaw("the noise matches the claim", f"{silent[0]} depends on updates but has no noise")
         return math.hypot(*(moved / (self.number_noise[name] * slack) for name, moved in moves.items() if moved))
 
     def check_by_drawing(self) -> None:
@@ -385,17 +407,17 @@ class MechanismLaws:
             made = self.release(world)
             if made.claims[-1].event != POST_PROCESSING or self.each:
                 continue
-            sent = {FIRST + index for index, one in enumerate(made.claims) if one.event != POST_PROCESSING}
+            sent = {FIRST + index for index, claim in enumerate(made.claims) if claim.event != POST_PROCESSING}
             if not sent <= set(made.claims[-1].inputs):
-                raise BrokenLaw("post-processing names what it is made of", f"inputs lack releases {sorted(sent)[:3]}")
-            reason = "post-processing is made of what was sent"
+                raise BrokenLaw("post-processing lists its inputs", f"inputs lack releases {sorted(sent)[:3]}")
+            reason = "post-processing uses only what members sent"
             if set(made.left) != set(self.channel.members):
-                raise BrokenLaw(reason, "members let nothing go by `updates.collect_outputs`")
+                raise BrokenLaw(reason, "members send nothing through `updates.collect_outputs`")
             # Replay the recorded messages with clients that raise when trained: the value must follow from the messages
             # alone.
             again = self.release(world, worker=SilentClients(world, reason, RepeatingNodes(made.left)))
             if not torch.equal(again.outcome.values[EVERYONE], made.outcome.values[EVERYONE]):
-                raise BrokenLaw(reason, "of the same messages another value is made")
+                raise BrokenLaw(reason, "the same messages give another value")
 
     def check_hidden_cohort(self) -> None:
         """Check that amplification by sampling is claimed only where claims, noise and values do not tell who was
@@ -406,21 +428,29 @@ class MechanismLaws:
         world, sampler = self.worlds["along one line"], PoissonCohorts(CLIENTS, RATE)
         used = self.mechanism.with_noise(NEEDED)
         few, many = (self.claims_of(used, world, members=who, sampler=sampler) for who in ((4,), (0, 1, 2)))
-        full = {one.source: one.event for one in self.claims_of(used, world)}
-        hidden = [one for one in few if isinstance(one.event, Poisson)]
-        for one in few:
-            if one.event not in (full.get(one.source), sampler.hidden_event(full.get(one.source, Clear()))):
-                raise BrokenLaw("a claim is the sampler's or none", f"{one.source} claims {one.event}")
+        full = {claim.source: claim.event for claim in self.claims_of(used, world)}
+        hidden = [claim for claim in few if isinstance(claim.event, Poisson)]
+        for claim in few:
+            if claim.event not in (full.get(claim.source), sampler.hidden_event(full.get(claim.source, Clear()))):
+                raise BrokenLaw(
+                    "a claim is the sampler's event or that of full participation",
+                    f"{claim.source} claims {claim.event}",
+                )
         if not hidden:
             return
         if few != many:
-            raise BrokenLaw("claims do not tell who was drawn", "another cohort makes other claims")
+            raise BrokenLaw("claims do not depend on the drawn cohort", "another cohort leads to other claims")
         # Noise at the clients comes and goes with the sender, so that a missing sender changes the variance and
         # Poisson's bound does not hold. Only a sum that is noised once may claim it.
-        if any(one.source != self.channel.name or one.subjects < self.channel.subjects for one in hidden):
-            raise BrokenLaw("only a sum hides who is in it", f"{hidden[0].source} claims that sampling hides members")
-        if any(self.channel.name not in one.coins_known_to for one in hidden):
-            raise BrokenLaw("who draws knows who was drawn", f"coins_known_to lacks {self.channel.name}")
+        if any(claim.source != self.channel.name or claim.subjects < self.channel.subjects for claim in hidden):
+            raise BrokenLaw(
+                "only a noised sum claims amplification by sampling",
+                f"{hidden[0].source} claims amplification for other releases",
+            )
+        if any(self.channel.name not in claim.coins_known_to for claim in hidden):
+            raise BrokenLaw(
+                "the party that draws the cohort is in coins_known_to", f"coins_known_to lacks {self.channel.name}"
+            )
         self._check_hidden_values(world, sampler)
 
     def _check_hidden_values(self, world: World, sampler: CohortSampler) -> None:
@@ -432,7 +462,7 @@ class MechanismLaws:
         for some in noises[1:]:
             for one, noise in some:
                 if abs(float(noise.square().mean().sqrt()) / scale[one.source] - 1) > 1e-3:
-                    raise BrokenLaw("noise does not tell who was drawn", "a larger cohort has another noise")
+                    raise BrokenLaw("the noise does not depend on the drawn cohort", "a larger cohort gets other noise")
         for name, updates in self.worlds.items():
             here, there = (self.release(updates, members=who, sampler=sampler) for who in ((0, 1, 2), (0, 2)))
             self._compare(here, there, 1, scale, f"updates {name}, sampled")
@@ -448,7 +478,7 @@ class MechanismLaws:
                 torch.tensor([*made.outcome.numbers.values()]),
             )
             if not all(torch.isfinite(value).all() for value in values):
-                raise BrokenLaw("an update that is not finite counts as none", f"{wrong} passes")
+                raise BrokenLaw("an update that is not finite counts as zero", f"a value became {wrong}")
 
 
 def joint_noise(event: Event) -> float | None:
@@ -461,7 +491,7 @@ def joint_noise(event: Event) -> float | None:
 def _noise_in(event: Event) -> float:
     noise = joint_noise(event.event if isinstance(event, Poisson) else event)
     if noise is None:
-        raise BrokenLaw("what is claimed can be checked", f"{event} is not one Gaussian")
+        raise BrokenLaw("claims are of a kind that can be checked", f"{event} is not one Gaussian")
     return noise
 
 

@@ -37,7 +37,7 @@ EVENTS: tuple[Event, ...] = (Gaussian(1.0), Gaussian(2.5), Repeat(3, Gaussian(1.
 LIKE = ("", "star")
 # A function of the round cannot be checked for all rounds; a sample finds most mistakes.
 FIRST_ROUNDS = range(1, 9)
-WAY_OUT = "sightline.testing.check_topology tells its author more"
+WAY_OUT = "sightline.testing.check_topology gives its author details"
 
 _passed: set[tuple[str, ...]] = set()
 
@@ -60,10 +60,10 @@ def check_first_mechanism(experiment: Experiment, classes: int) -> None:
     _passed.add(facts)
 
 
-def check_plugin_laws(found: MechanismPlugin, experiment: Experiment, classes: int, **how: int) -> None:
+def check_plugin_laws(plugin: MechanismPlugin, experiment: Experiment, classes: int, **how: int) -> None:
     """Raise `BrokenLaw` unless the mechanism passes every check on six clients with the experiment's settings."""
     privacy = experiment.privacy
-    mechanism = found.build(experiment, [10] * CLIENTS, classes)
+    mechanism = plugin.build(experiment, [10] * CLIENTS, classes)
     # At edges both kinds of channels occur, so both are checked.
     for trusted in (True, False) if privacy.place == "edge" else (privacy.place == "server",):
         check_mechanism_laws(
@@ -96,7 +96,8 @@ def check_sampler_laws(sampler: CohortSampler, adjacency: Adjacency, *, cells: i
     for time in range(1, 21):
         if sampler.joint_name(time) != "" or not sampler.takes_part_in_plan(time):
             raise BrokenLaw(
-                "every round by itself", f"round {time} is charged with others, or nobody plans to be in it"
+                "every round is charged separately",
+                f"round {time} is charged together with others, or is not in the plan",
             )
     rounds = int(np.clip(cells // max(1, sampler.population), FEWEST, MOST * max(1, cells // CELLS)))
     drawn = np.array([_draw_row(sampler, time) for time in range(1, rounds + 1)])
@@ -117,16 +118,18 @@ def _claimed_rate(sampler: CohortSampler, adjacency: Adjacency) -> float | None:
         if isinstance(hidden, Poisson) and hidden.event == event:
             rates.add(hidden.rate)
         elif hidden != event:
-            reason = "what is claimed can be checked"
-            raise BrokenLaw(reason, f"{event} becomes {hidden}, neither the event itself nor its Poisson sampling")
+            reason = "claims are of a kind that can be checked"
+            raise BrokenLaw(reason, f"{event} becomes {hidden}, which is neither the event nor its Poisson sampling")
         else:
             rates.add(1.0)
     if len(rates) > 1:
-        raise BrokenLaw("one rate for all events", f"it claims rates {sorted(rates)}")
+        raise BrokenLaw("a sampler claims one rate for all events", f"it claims rates {sorted(rates)}")
     (rate,) = rates
     # The accountant's law for Poisson sampling is that of zero-out adjacency.
     if rate < 1 and adjacency is not Adjacency.ADD_REMOVE:
-        raise BrokenLaw("Poisson sampling is claimed for add/remove only", f"adjacency is {adjacency.value}")
+        raise BrokenLaw(
+            "Poisson sampling is claimed under add/remove adjacency only", f"adjacency is {adjacency.value}"
+        )
     return None if rate >= 1 else rate
 
 
@@ -134,17 +137,22 @@ def _draw_row(sampler: CohortSampler, time: int, seed: int = 11) -> NDArray[np.b
     streams = Streams.from_seed(seed)
     members = sampler.draw(time, streams.rng(Purpose.COHORT, round=time), Schedules(streams))
     row = np.zeros(sampler.population, dtype=bool)
-    places = np.asarray(members, dtype=np.int64)
-    if len(places) and (places.min() < 0 or places.max() >= len(row) or (np.diff(places) <= 0).any()):
-        raise BrokenLaw("a cohort is some of the members", f"round {time} drew {members[:8]}: not increasing places")
-    row[places] = True
+    indices = np.asarray(members, dtype=np.int64)
+    if len(indices) and (indices.min() < 0 or indices.max() >= len(row) or (np.diff(indices) <= 0).any()):
+        raise BrokenLaw(
+            "a cohort lists members, each once and in increasing order",
+            f"round {time} drew {members[:8]}: the indices must increase from 0 to the number of members",
+        )
+    row[indices] = True
     return row
 
 
 def _check_repeatable(sampler: CohortSampler) -> None:
     for time in (1, 2):
         if not (_draw_row(sampler, time) == _draw_row(sampler, time)).all():
-            raise BrokenLaw("same streams, same bits", f"round {time} drawn again is another cohort")
+            raise BrokenLaw(
+                "the same random streams give the same result", f"a second draw of round {time} gives another cohort"
+            )
 
 
 def _check_size(sampler: CohortSampler, drawn: NDArray[np.bool_]) -> None:
@@ -152,7 +160,7 @@ def _check_size(sampler: CohortSampler, drawn: NDArray[np.bool_]) -> None:
     slack = SIGMAS * (float(sizes.std()) + 1e-9) / math.sqrt(len(sizes)) + SIGMAS**2 / len(sizes)
     if not abs(float(sizes.mean()) - sampler.expected) <= slack:
         raise BrokenLaw(
-            "cohorts are as large as expected", f"{sizes.mean():.4g} on average, and {sampler.expected:.4g} is said"
+            "cohorts have the expected size", f"{sizes.mean():.4g} on average, but `expected` is {sampler.expected:.4g}"
         )
     chance = sampler.chance_of_none(np.array([0, 1, 2]))
     if not (chance[0] == 1 and (np.diff(chance) <= 1e-12).all() and (chance >= 0).all()):
@@ -166,11 +174,11 @@ def _check_rates(drawn: NDArray[np.bool_], rate: float) -> None:
     counts = drawn.sum(0)
     worst = int(counts.argmax())
     if stats.binom.sf(counts[worst] - 1, rounds, rate) < NEVER / members:
-        seen = f"member {worst} was in {counts[worst]} of {rounds} cohorts, and rate {rate:g} is claimed"
-        raise BrokenLaw("nobody is drawn more often than claimed", seen)
+        seen = f"member {worst} was in {counts[worst]} of {rounds} cohorts, but rate {rate:g} is claimed"
+        raise BrokenLaw("no member is drawn more often than claimed", seen)
     if stats.binom.sf(int(counts.sum()) - 1, rounds * members, rate) < NEVER:
-        seen = f"members are drawn with rate {counts.mean() / rounds:.4g}, and {rate:g} is claimed"
-        raise BrokenLaw("nobody is drawn more often than claimed", seen)
+        seen = f"members are drawn with rate {counts.mean() / rounds:.4g}, but {rate:g} is claimed"
+        raise BrokenLaw("no member is drawn more often than claimed", seen)
 
 
 def _check_members(drawn: NDArray[np.bool_]) -> None:
@@ -186,16 +194,18 @@ def _check_members(drawn: NDArray[np.bool_]) -> None:
     excess = float((spread * (1 - 6 * spread)).sum()) / variance**2
     off = (float(drawn.sum(1).var()) / variance - 1) / math.sqrt((2 + max(0.0, excess)) / rounds)
     if abs(off) > SIGMAS + 1:
-        raise BrokenLaw("members are drawn independently", f"cohorts' sizes vary {off:+.1f} deviations from that")
-    some = drawn[:, :PAIRED].astype(np.int64)
-    together, counts = some.T @ some, some.sum(0)
+        raise BrokenLaw(
+            "members are drawn independently", f"the variance of cohort sizes is off by {off:+.1f} standard deviations"
+        )
+    paired = drawn[:, :PAIRED].astype(np.int64)
+    together, counts = paired.T @ paired, paired.sum(0)
     of_both = (rounds, counts[:, None], counts[None, :])  # how often two are drawn, given how often each is
     above, below = stats.hypergeom.sf(together - 1, *of_both), stats.hypergeom.cdf(together, *of_both)
     np.fill_diagonal(above, 1.0)
     np.fill_diagonal(below, 1.0)
     if min(above.min(), below.min()) < NEVER / PAIRED**2:
         index = np.unravel_index(np.minimum(above, below).argmin(), above.shape)
-        seen = f"members {index[0]} and {index[1]} are drawn together {together[index]} times of {rounds}"
+        seen = f"members {index[0]} and {index[1]} are drawn together in {together[index]} of {rounds} rounds"
         raise BrokenLaw("members are drawn independently", seen)
 
 
@@ -204,7 +214,7 @@ def _check_rounds(drawn: NDArray[np.bool_]) -> None:
     for lag in LAGS:
         off = _overlap_deviation(drawn, drawn[:-lag] & drawn[lag:])
         if abs(off) > SIGMAS + 1:
-            seen = f"who is drawn is drawn {lag} rounds later {off:+.1f} deviations more often than others"
+            seen = f"members are drawn again {lag} rounds later {off:+.1f} standard deviations more often than others"
             raise BrokenLaw("rounds are drawn independently", seen)
 
 
@@ -212,8 +222,8 @@ def _check_streams(drawn: NDArray[np.bool_], others: NDArray[np.bool_]) -> None:
     """Check that the random streams decide the draw: code and round number alone must not determine the cohort."""
     off = _overlap_deviation(drawn, drawn & others)
     if abs(off) > SIGMAS + 1:
-        seen = f"by other streams the same members are drawn, {off:+.1f} deviations more often than others"
-        raise BrokenLaw("cohorts are drawn by the streams", seen)
+        seen = f"other streams draw the same members {off:+.1f} standard deviations more often than others"
+        raise BrokenLaw("cohorts are drawn with the random streams", seen)
 
 
 def _overlap_deviation(drawn: NDArray[np.bool_], together: NDArray[np.bool_]) -> float:
@@ -235,37 +245,37 @@ def check_shape(kind: str, topology: Topology, *, clients: int, place: str, like
     communication is the real one, only its author knows.
     """
     if like not in LIKE:
-        invalid("topology.kind", kind, f"it says that it is like {like!r}", 'use like = "star", or leave it away')
-    for reason in _broken_laws(topology, clients, place, like):
-        refuse("topology.kind", kind, f"breaks a law of topologies: {reason}", WAY_OUT)
+        invalid("topology.kind", kind, f"like = {like!r} is unknown", 'use like = "star", or omit it')
+    for problem in _find_problems(topology, clients, place, like):
+        refuse("topology.kind", kind, f"breaks a law of topologies: {problem}", WAY_OUT)
 
 
-def _broken_laws(topology: Topology, clients: int, place: str, like: str) -> Iterator[str]:
+def _find_problems(topology: Topology, clients: int, place: str, like: str) -> Iterator[str]:
     channels = _every_channel(topology)
     for channel in channels:
         if len(set(channel.members)) < len(channel.members) or not set(channel.members) <= set(range(clients)):
-            yield f"the members of {channel.name} are clients, each of them once"
+            yield f"the members of {channel.name} must be clients, each listed once"
         if channel.name in {client_name(n) for n in channel.members}:
             yield f"{channel.name} gathers from itself"
         if channel.name == PUBLIC:
-            yield f"{PUBLIC} is an outsider, and does not gather"
+            yield f"{PUBLIC} is an outsider and must not gather"
         if channel.name not in channel.audience:
-            yield f"{channel.name} gathers and sees what it publishes, so it is in its own audience"
+            yield f"{channel.name} sees what it publishes, so it must be in its audience"
         if any(other.name == channel.name and other.members != channel.members for other in channels):
-            yield f"two channels of one name, {channel.name}, have the same members"
+            yield f"two channels named {channel.name} must have the same members"
         if channel.noise_factor <= 0 or channel.clip_factor <= 0:
-            yield f"noise and clip factor of {channel.name} are positive"
+            yield f"noise and clip factor of {channel.name} must be positive"
     if place not in ("server", "edge") and (topology.trusted or any(channel.trusted for channel in channels)):
-        yield f'where = "{place}" trusts nobody, and it trusts {", ".join(topology.trusted) or "a channel"}'
+        yield f'where = "{place}" allows no trusted party, but it trusts {", ".join(topology.trusted) or "a channel"}'
     if not topology.steady or any(set(topology.channels_at(time)) - set(topology.channels) for time in FIRST_ROUNDS):
-        yield "channels and their members stay the same for the whole run"
+        yield "channels and their members must stay the same for the whole run"
     if not topology.lines or not all(topology.lines.values()):
-        yield "it has lines of sight, and at least one of every kind"
+        yield "it must have lines of sight, at least one of every kind"
     yield from _false_trust(topology, channels)
     yield from _unseen_observers(topology, channels, clients)
     yield from _blind_observers(topology, channels, clients)
     if like == "star" and not _is_star(topology, clients):
-        yield "like a star: one channel that gathers from all clients, always, and nobody between"
+        yield 'like = "star" needs one channel that gathers from all clients in every round, with no party in between'
 
 
 def _every_channel(topology: Topology) -> list[Channel]:
@@ -279,9 +289,9 @@ def _false_trust(topology: Topology, channels: list[Channel]) -> Iterator[str]:
     handed = frozenset[str]().union(*(channel.through for channel in channels))
     handed |= {channel.name for channel in channels if channel.trusted}
     for name in sorted(handed - set(topology.trusted)):
-        yield f"{name} is handed un-noised updates, and it does not say that {name} is trusted"
+        yield f"{name} receives un-noised updates but is not declared as trusted"
     for name in sorted(set(topology.trusted) - handed - {channel.name for channel in channels}):
-        yield f"it trusts {name}, to whom nothing is handed"
+        yield f"it trusts {name}, which receives nothing"
 
 
 def _blind_observers(topology: Topology, channels: list[Channel], clients: int) -> Iterator[str]:
@@ -293,12 +303,12 @@ def _blind_observers(topology: Topology, channels: list[Channel], clients: int) 
     above = {topology.top.name}.union(*topology.uplinks) - set(topology.trusted)
     for channel in topology.gathering_channels:
         if topology.top.name not in channel.audience | set(topology.trusted):
-            yield f"{topology.top.name} is sent what {channel.name} gathers, so it is in the audience of it"
+            yield f"{topology.top.name} receives what {channel.name} gathers, so it must be in that audience"
     for name in sorted(name for name in above if not _view_of(name, channels)):
-        yield f"{name} sends on what was gathered, and is in no audience"
+        yield f"{name} forwards what was gathered but is in no audience"
     kinds = {kind: {line.observer for line in lines} for kind, lines in topology.lines.items()}
     if set(topology.observers) != set(kinds) or any(topology.observers[kind] not in kinds[kind] for kind in kinds):
-        yield "every kind of observers has lines, and is named by the observer of one of them"
+        yield "every kind of observer must have lines, and its representative must be the observer of one"
     for kind, observers in kinds.items():
         for name in sorted(name for name in observers if not _view_of(name, channels)):
             yield f"{name} of {kind!r} is in no audience: its epsilon would be 0"
@@ -310,16 +320,16 @@ def _unseen_observers(topology: Topology, channels: list[Channel], clients: int)
     for name in sorted(participants_of(topology, clients) - set(topology.trusted)):
         views.setdefault(_view_of(name, channels), []).append(name)
     lines = [(line, _view_of(line.observer, channels)) for some in topology.lines.values() for line in some]
-    for view, who in views.items():
+    for view, observers in views.items():
         covering = [line for line, seen in lines if view <= seen]
         if view and not covering:
-            yield f"{who[0]} sees {', '.join(sorted(view))}, and no line of sight does"
+            yield f"{observers[0]} sees {', '.join(sorted(view))}, but no line of sight covers that"
             continue
         # A subject exempt from every covering line would be protected by no guarantee against this observer.
         exempt = frozenset.intersection(*(line.exempt for line in covering)) if covering else frozenset()
         for subject in sorted(exempt):
-            if any(observer != subject for observer in who):
-                yield f"{next(o for o in who if o != subject)} sees {subject}, who is exempt from every such line"
+            if any(observer != subject for observer in observers):
+                yield f"{next(o for o in observers if o != subject)} sees {subject}, which every such line exempts"
 
 
 def _view_of(name: str, channels: list[Channel]) -> frozenset[str]:

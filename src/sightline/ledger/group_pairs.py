@@ -18,7 +18,7 @@ from sightline.events import Event
 from sightline.ledger.flow import Composition
 from sightline.ledger.ledger import Ledger
 from sightline.ledger.release import Parties, parties
-from sightline.topology import Schedule
+from sightline.topology import Memberships
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +76,12 @@ def group_alike(ledger: Ledger, names: Iterable[str]) -> list[tuple[str, ...]]:
     sets: set[Parties] = set()
     for release in ledger:
         sets |= {release.subjects, release.audience, release.coins_known_to}
-    places: dict[str, list[int]] = {name: [] for name in names}
+    numbers_of: dict[str, list[int]] = {name: [] for name in names}
     for number, some in enumerate(sets):
-        for name in places.keys() & some:
-            places[name].append(number)
+        for name in numbers_of.keys() & some:
+            numbers_of[name].append(number)
     result: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, numbers in places.items():
+    for name, numbers in numbers_of.items():
         result[tuple(numbers)].append(name)
     return [tuple(some) for some in result.values()]
 
@@ -166,7 +166,7 @@ class GroupPlan:
     Guarantees: the releases of every pair are those that the ledger of such a run has after `epochs - 1` rounds.
     """
 
-    schedule: Schedule
+    schedule: Memberships
     period: int
     epochs: int
     events: tuple[Event, ...]
@@ -175,11 +175,11 @@ class GroupPlan:
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            invalid("period", self.period, "groups exchange every 1, 2, ... epochs")
+            invalid("period", self.period, "must be a whole number of epochs >= 1")
         if self.epochs < 1:
-            invalid("epochs", self.epochs, "the models of at least one epoch are seen")
+            invalid("epochs", self.epochs, "must be >= 1")
         if len(self.events) != self.schedule.count:
-            invalid("events", len(self.events), f"one for each of the {self.schedule.count} groups")
+            invalid("events", len(self.events), f"must have one for each of the {self.schedule.count} groups")
 
     @property
     def intervals(self) -> int:
@@ -286,8 +286,8 @@ def planned_pairs(plan: GroupPlan) -> Pairs:
     """Return the pairs of a planned run.
 
     >>> from sightline.events import Gaussian
-    >>> from sightline.topology import constant_schedule
-    >>> example = GroupPlan(constant_schedule(3, ((0, 1), (1, 2))), 2, 4, (Gaussian(1.0),) * 2)
+    >>> from sightline.topology import constant_memberships
+    >>> example = GroupPlan(constant_memberships(3, ((0, 1), (1, 2))), 2, 4, (Gaussian(1.0),) * 2)
     >>> planned_pairs(example).release_counts(slice(None))[0].tolist()
     [[3, 3, 2], [5, 6, 5], [2, 3, 3]]
     """
@@ -349,7 +349,7 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
     # Counts become digits of one int64 key; an overflow would merge different compositions and could understate
     # epsilon.
     if base ** len(pairs.events) > 2**62:
-        reason = "there are too many different events and epochs for one number"
+        reason = "there are too many combinations of events and epochs to tabulate"
         invalid("events", len(pairs.events), reason, "use fewer different rates and noise factors")
     keys = np.zeros(counts.shape[1:], dtype=np.int64)
     for some in counts:
@@ -357,13 +357,13 @@ def _evaluate_counts(pairs: Pairs, counts: Ints, costing: Costing, known: dict[i
     return map_keys(keys, lambda key: costing.of(pairs, counts_of_key(key, base, len(pairs.events))), known)
 
 
-def counts_of_key(key: int, base: int, places: int) -> Ints:
+def counts_of_key(key: int, base: int, digits: int) -> Ints:
     """Return the counts behind a key.
 
     >>> counts_of_key(5 * 10 + 7, 10, 2).tolist()
     [5, 7]
     """
-    return np.array([key // base ** (places - 1 - index) % base for index in range(places)], dtype=np.int64)
+    return np.array([key // base ** (digits - 1 - index) % base for index in range(digits)], dtype=np.int64)
 
 
 def map_keys(keys: Ints, value: Callable[[int], float], known: dict[int, float]) -> Floats:

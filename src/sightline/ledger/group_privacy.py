@@ -29,7 +29,7 @@ from sightline.ledger.group_pairs import (
     worst_by_class,
 )
 from sightline.ledger.release import Release
-from sightline.topology import STRUCTURES, Schedule, constant_schedule, group_name, read_schedule
+from sightline.topology import STRUCTURES, Memberships, constant_memberships, group_name, read_memberships
 
 # The distance between groups that are not connected.
 FAR = 10**6
@@ -39,7 +39,7 @@ RADII = 4
 # With more groups that the observer does not see, cuts are not improved one by one: it would take too long.
 FREE = 16
 
-LEAVE_OUT = "use the flow count: leave out --bottleneck"
+LEAVE_OUT = "use the flow count: remove --bottleneck"
 
 Ingredients = tuple[frozenset[tuple[Event, int]], frozenset[tuple[Bridged, int]]]
 
@@ -53,11 +53,11 @@ class Bottleneck:
     def __post_init__(self) -> None:
         plan = self.pairs.plan
         if plan.rhythm is not Rhythm.EPOCH:
-            reason = "the bottleneck bound is for DP-OGL: an interval of DP-OGL+ is one release already"
-            refuse("bottleneck", plan.rhythm, reason, "leave out --plus or --bottleneck")
+            reason = "the bottleneck bound only applies to DP-OGL, not to DP-OGL+"
+            refuse("bottleneck", plan.rhythm, reason, "remove --plus or --bottleneck")
         if len(plan.schedule.eras) > 1:
-            reason = "the bottleneck bound is proved for memberships that do not change"
-            refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", reason, "leave out --bottleneck")
+            reason = "the bottleneck bound is proven for constant memberships only"
+            refuse("bottleneck", f"{len(plan.schedule.eras)} memberships", reason, "remove --bottleneck")
 
     def check_run(self, releases: Sequence[Release]) -> None:
         """Raise for releases of a run, or of its plan, to which the bound does not apply.
@@ -74,17 +74,23 @@ class Bottleneck:
             if not release.subjects or isinstance(release.event, Clear):
                 continue
             if release.unit is not Unit.CLIENT:
-                refuse("bottleneck", f"unit {release.unit}", "the bound is for clipped updates of clients", LEAVE_OUT)
+                refuse(
+                    "bottleneck",
+                    f"unit {release.unit}",
+                    "the bottleneck bound is for clipped updates of clients",
+                    LEAVE_OUT,
+                )
             group = groups.get(release.source)
             if group is None or release.joint or release.event != plan.events[group] or (release.time, group) in made:
-                reason = f"{release.event} of {release.source} is not a group's one planned release of an epoch"
+                reason = f"{release.event} of {release.source} is not the one planned release of a group in this epoch"
                 refuse("bottleneck", f"round {release.time}", reason, LEAVE_OUT)
             made.add((release.time, group))
             begins = (release.time - 1) % plan.period == 0
             for other in sorted(_groups_behind(release, releases, groups)):
                 if other != group and not (begins and near[group, other]):
                     reason = (
-                        f"{release.source} works from {group_name(other)} in the middle of an interval: state is kept"
+                        f"{release.source} uses {group_name(other)} within an interval, which the bound allows at "
+                        "its start only"
                     )
                     refuse("bottleneck", f"round {release.time}", reason, LEAVE_OUT)
 
@@ -242,7 +248,9 @@ def gaussian_of(event: Event) -> tuple[float, float]:
         return gaussian_of(event.event)
     if isinstance(event, Gaussian):
         return event.noise_multiplier, 1.0
-    refuse("bottleneck", event.kind, "the bound is for Gaussian sums with Poisson cohorts", "leave out --bottleneck")
+    refuse(
+        "bottleneck", event.kind, "the bottleneck bound needs Gaussian sums with Poisson cohorts", "remove --bottleneck"
+    )
 
 
 def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], costing: Costing) -> Floats:
@@ -259,14 +267,14 @@ def tighten_matrix(pairs: Pairs, epsilon: Floats, releases: NDArray[np.int64], c
 
 # Up to this many workers a matrix is written pair by pair, above by class.
 FULL = 4096
-# Limit on workers, groups, period and epochs of a question.
+# Limit on workers, groups, period and epochs of a query.
 MOST = 10**7
 # With more distinct memberships a matrix is not written or drawn.
 MOST_CLASSES = 4096
 
 
 @dataclass(frozen=True)
-class Question:
+class PairQuery:
     """The settings, with the names of the command line."""
 
     structure: str
@@ -283,25 +291,25 @@ class Question:
     bottleneck: bool = False
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Memberships:
         """Return the memberships. Raises for missing or contradictory settings."""
         if self.structure in STRUCTURES:
             if self.workers is None:
-                invalid("--workers", "missing", f"{self.structure} needs to know how many workers there are")
+                invalid("--workers", "missing", f"{self.structure} needs the number of workers")
             if self.count is None and self.structure != "global":
-                invalid("--groups", "missing", f"{self.structure} needs to know how many groups there are")
-            return constant_schedule(self.workers, STRUCTURES[self.structure](self.workers, self.count or 1))
+                invalid("--groups", "missing", f"{self.structure} needs the number of groups")
+            return constant_memberships(self.workers, STRUCTURES[self.structure](self.workers, self.count or 1))
         if not self.structure.endswith(".json"):
             way_out = did_you_mean(self.structure, [*STRUCTURES]) + ", or give a .json file"
-            invalid("--structure", self.structure, "no such structure", way_out)
-        result = read_schedule(self.structure)
+            invalid("--structure", self.structure, "unknown structure", way_out)
+        result = read_memberships(self.structure)
         for name, given, held in (("workers", self.workers, result.workers), ("groups", self.count, result.count)):
             if given is not None and given != held:
                 invalid(f"--{name}", given, f"the membership file has {held} {name}", "leave it out")
         return result
 
     def planned_run(self) -> GroupPlan:
-        """Return the run that the question is about."""
+        """Return the run that the query is about."""
         schedule = self.schedule
         rates = schedule.rates or (self.rate,) * schedule.count
         factors = schedule.noise_factors or (1.0,) * schedule.count
@@ -323,16 +331,16 @@ AGAINST = {"everyone": "every other worker", "out-of-group": "workers outside on
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class PairResult:
     """Epsilon of all pairs, by class; matrices are computed on first use."""
 
-    question: Question
+    query: PairQuery
     pairs: Pairs
 
     @property
     def claim(self) -> Claim:
         """Return the conditions under which the epsilons hold."""
-        return Claim(AGAINST[self.question.threat], "add_remove", CLIP_NORM)
+        return Claim(AGAINST[self.query.threat], "add_remove", CLIP_NORM)
 
     @property
     def workers(self) -> int:
@@ -349,24 +357,20 @@ class Answer:
         """Return epsilon and releases by the flow count, shape (classes, classes). Raises for too many classes."""
         if len(self.pairs) > MOST_CLASSES:
             reason = f"a matrix of {len(self.pairs)} different memberships is too large"
-            refuse("--structure", self.question.structure, reason, "leave out --out, --plot and --bottleneck")
-        return epsilon_matrix(self.pairs, Threat(self.question.threat), self.question.costing)
+            refuse("--structure", self.query.structure, reason, "remove --out, --plot and --bottleneck")
+        return epsilon_matrix(self.pairs, Threat(self.query.threat), self.query.costing)
 
     @cached_property
     def matrix(self) -> Floats:
         """Return epsilon, shape (classes, classes); NaN where the threat model does not apply."""
         epsilon, releases = self.flow
-        return (
-            tighten_matrix(self.pairs, epsilon, releases, self.question.costing)
-            if self.question.bottleneck
-            else epsilon
-        )
+        return tighten_matrix(self.pairs, epsilon, releases, self.query.costing) if self.query.bottleneck else epsilon
 
     @cached_property
     def worst(self) -> Floats:
         """Return the epsilon of the worst observer per worker; NaN if there is none."""
-        if not self.question.bottleneck:
-            by_class = worst_by_class(self.pairs, Threat(self.question.threat), self.question.costing)
+        if not self.query.bottleneck:
+            by_class = worst_by_class(self.pairs, Threat(self.query.threat), self.query.costing)
         else:
             defined = ~np.isnan(self.matrix)
             by_class = np.where(defined.any(1), np.where(defined, self.matrix, -np.inf).max(1), np.nan)
@@ -387,7 +391,7 @@ class Answer:
     @property
     def releases_max(self) -> int:
         """Return the largest number of releases charged between two workers."""
-        threat = Threat(self.question.threat)
+        threat = Threat(self.query.threat)
         return max(
             int(
                 np.where(self.pairs.allowed_pairs(threat, rows), self.pairs.release_counts(rows).sum(0), 0).max(
@@ -405,27 +409,27 @@ class Answer:
         ordered = sizes[:, None] * sizes[None, :] - np.diag(sizes)
         return int((ordered * less).sum())
 
-    def at(self, epochs: int) -> "Answer":
-        """Return the answer for another number of epochs."""
-        return answer_question(replace(self.question, epochs=epochs))
+    def at(self, epochs: int) -> "PairResult":
+        """Return the result for another number of epochs."""
+        return query_pairs(replace(self.query, epochs=epochs))
 
 
-def answer_question(question: Question) -> Answer:
-    """Return the answer to a question. Raises for invalid settings."""
-    if not (question.noise > 0 and math.isfinite(question.noise)):
-        invalid("--noise", question.noise, "a noise multiplier is positive and finite")
-    for name, value in (("workers", question.workers), ("groups", question.count), ("period", question.period),
-                        ("epochs", question.epochs)):  # fmt: skip
+def query_pairs(query: PairQuery) -> PairResult:
+    """Return the result to a query. Raises for invalid settings."""
+    if not (query.noise > 0 and math.isfinite(query.noise)):
+        invalid("--noise", query.noise, "a noise multiplier must be positive and finite")
+    for name, value in (("workers", query.workers), ("groups", query.count), ("period", query.period),
+                        ("epochs", query.epochs)):  # fmt: skip
         if value is not None and value > MOST:
-            invalid(f"--{name}", value, f"at most {MOST:.0e} are worked out")
-    if not 0 < question.rate <= 1:
-        invalid("--rate", question.rate, "a probability lies in (0, 1]")
-    if not 0 < question.delta < 1:
-        invalid("--delta", question.delta, "delta lies in (0, 1)", "e.g. 1e-5")
-    answer = Answer(question, planned_pairs(question.planned_run()))
-    if question.bottleneck:
-        Bottleneck(answer.pairs)
-    return answer
+            invalid(f"--{name}", value, f"at most {MOST:.0e} are supported")
+    if not 0 < query.rate <= 1:
+        invalid("--rate", query.rate, "a probability must lie in (0, 1]")
+    if not 0 < query.delta < 1:
+        invalid("--delta", query.delta, "delta must lie in (0, 1)", "e.g. 1e-5")
+    result = PairResult(query, planned_pairs(query.planned_run()))
+    if query.bottleneck:
+        Bottleneck(result.pairs)
+    return result
 
 
 def spread_over(matrix: Any, class_of: Ints) -> Any:
@@ -433,23 +437,23 @@ def spread_over(matrix: Any, class_of: Ints) -> Any:
     return matrix[np.ix_(class_of, class_of)]
 
 
-def save_npz(answer: Answer, path: Path) -> None:
+def save_npz(result: PairResult, path: Path) -> None:
     """Write `epsilon` and `releases` (row = subject, column = observer); by class above `FULL` workers.
 
     By class: `epsilon_by_class`, `releases_by_class`, and `class_of` holds each worker's class.
     """
     if path.suffix != ".npz":
-        invalid("--out", path, "the matrix is written as .npz", "give a name that ends in .npz")
-    of = answer.pairs.class_of
-    releases = answer.flow[1]
-    arrays: dict[str, Floats | Ints] = {"worst": answer.worst, "class_of": of}
-    if answer.workers <= FULL:
-        epsilon, counts = spread_over(answer.matrix, of).copy(), spread_over(releases, of).copy()
+        invalid("--out", path, "the file name must end in .npz", "e.g. --out matrix.npz")
+    of = result.pairs.class_of
+    releases = result.flow[1]
+    arrays: dict[str, Floats | Ints] = {"worst": result.worst, "class_of": of}
+    if result.workers <= FULL:
+        epsilon, counts = spread_over(result.matrix, of).copy(), spread_over(releases, of).copy()
         np.fill_diagonal(epsilon, np.nan)
         np.fill_diagonal(counts, 0)
         arrays |= {"epsilon": epsilon, "releases": counts}
     else:
-        arrays |= {"epsilon_by_class": answer.matrix, "releases_by_class": releases}
+        arrays |= {"epsilon_by_class": result.matrix, "releases_by_class": releases}
     try:
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

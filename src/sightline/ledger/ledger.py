@@ -1,88 +1,32 @@
 """The ledger: every release in order, what reached whom, and the epsilon of any line of sight."""
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
+
+from typing_extensions import override
 
 from sightline import accounting
 from sightline import formatting as shown
 from sightline.accounting import Accountant, Headroom
 from sightline.errors import Refused, invalid
-from sightline.events import Adjacency, Event, Unit, scale_noise
+from sightline.events import Adjacency, Unit, scale_noise
 from sightline.ledger.flow import Composition, View
 from sightline.ledger.release import (
     NOBODY,
-    POST_PROCESSING,
     Draw,
     Parties,
     Release,
+    frame_row,
+    overview_table,
     parties,
     read_parties,
     refuse_unknown,
-    write_parties,
 )
 from sightline.ledger.store import SqliteStore
 from sightline.topology import Line
-
-# Most kinds of releases to show; the table says how many were left out.
-ROWS = 20
-
-
-Overview = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
-
-
-def overview_table(releases: Collection[Release]) -> Overview:
-    """Return title, header and rows: what was released, by and about whom, seen by whom, by which event, how often."""
-    kinds: dict[tuple[object, ...], list[Release]] = {}
-    for release in releases:
-        # What every client releases about itself is one kind.
-        own = release.subjects == {release.source}
-        who = () if own else (release.source, release.subjects)
-        kinds.setdefault((release.what, release.event, release.audience, who), []).append(release)
-    rows: list[tuple[object, ...]] = [
-        (
-            some[0].what,
-            write_parties(frozenset(release.source for release in some)),
-            write_parties(frozenset[str]().union(*{release.subjects for release in some})) or "nobody",
-            write_parties(some[0].audience) or "nobody",
-            event_words(some[0].event),
-            len(some),
-            _time_span([release.time for release in some]),
-        )
-        for some in kinds.values()
-    ]
-    left = f", {len(rows) - ROWS:,} kinds not shown" if len(rows) > ROWS else ""
-    first = next(iter(releases), None)
-    promise = f", unit {first.unit}, adjacency {first.adjacency}" if first else ""
-    header = ("what", "from", "about", "seen by", "event", "times", "rounds")
-    return f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS]
-
-
-def event_words(event: Event) -> str:
-    """Return an event on one line, its numbers to four digits.
-
-    >>> from sightline.events import Gaussian, Poisson, Product
-    >>> event_words(Poisson(1 / 3, Gaussian(1.23456))), event_words(Product(()))
-    ('Poisson(0.3333, Gaussian(1.235))', 'post-processing')
-    """
-    if event == POST_PROCESSING:
-        return "post-processing"
-    return f"{type(event).__name__}({', '.join(_value_words(getattr(event, one.name)) for one in fields(event))})"
-
-
-def _value_words(value: object) -> str:
-    if isinstance(value, Event):
-        return event_words(value)
-    if isinstance(value, tuple):
-        return ", ".join(map(_value_words, value))
-    return shown.format_short(value, 4) if isinstance(value, float) else str(value)
-
-
-def _time_span(times: list[int]) -> str:
-    return str(times[0]) if min(times) == max(times) else f"{min(times)} to {max(times)}"
-
 
 # A stored ledger keeps at least this many of its last releases in memory, and at most twice as many.
 RECENT = 2048
@@ -97,8 +41,8 @@ class Releases(Sequence[Release]):
     def __len__(self) -> int:
         return len(self._held)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._held[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._held[index]
 
     def __iter__(self) -> Iterator[Release]:
         return self.since(0)
@@ -132,12 +76,12 @@ class StoredReleases(Releases):
     def __len__(self) -> int:
         return self._gone + len(self._held)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        number = place + len(self) if place < 0 else place
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"release={place}: there are {len(self)}")
+            raise IndexError(f"release={index}: there are only {len(self)} releases")
         return self._held[number - self._gone] if number >= self._gone else self._fetched(number)
 
     def since(self, start: int) -> Iterator[Release]:
@@ -147,8 +91,8 @@ class StoredReleases(Releases):
         yield from self._held[max(0, start - self._gone) :]
 
     @property
+    @override
     def crowded(self) -> bool:
-        """Return whether more releases are in memory than needed."""
         return len(self._held) >= 2 * RECENT
 
     def let_go(self) -> None:
@@ -248,7 +192,7 @@ class Ledger:
             if draw is None:
                 continue
             if draw.round != release.time or draw.round < last or (draw.round == last and draw in used):
-                reason = "hides who is in one release of its round, and was used before or belongs to another"
+                reason = "a draw hides one release of its own round: this one was used before or belongs to another"
                 raise Refused(f"draw={draw}: {reason}; draw again for every release")
             last, used = draw.round, (used if draw.round == last else frozenset()) | {draw}
         return last, used
@@ -328,7 +272,12 @@ class Ledger:
     def _check_subject(self, subject: str) -> None:
         if not self.has_participant(subject):
             if len(read_parties(str(subject))) > 1:
-                invalid("subject", subject, "one participant at a time is a subject", "ask for each of them")
+                invalid(
+                    "subject",
+                    subject,
+                    "epsilon is computed for one subject at a time",
+                    "ask for each participant by itself",
+                )
             refuse_unknown("subject", subject, self.participants)
 
     def _observers(self, observer: str | Iterable[str], planned: Sequence[Release] = ()) -> Parties:
@@ -340,7 +289,7 @@ class Ledger:
         for name in parties(observer):
             result |= {name} if self.has_participant(name) else read_parties(str(name))
         if not result:
-            invalid("observer", "nobody", "an observer is needed", "name a participant")
+            invalid("observer", "missing", "an observer is needed", "name a participant")
         for name in sorted(result):
             if not self.has_participant(name) and not any(name in release.audience for release in planned):
                 refuse_unknown("observer", name, self.participants)
@@ -442,25 +391,7 @@ class Ledger:
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per release; `event` is the name of its event, `detail` all of it."""
-        return shown.make_frame(
-            [
-                {
-                    "id": release.id,
-                    "round": release.time,
-                    "what": release.what,
-                    "source": release.source,
-                    "subjects": write_parties(release.subjects),
-                    "audience": write_parties(release.audience),
-                    "event": type(release.event).__name__,
-                    "detail": str(release.event),
-                    "unit": str(release.unit),
-                    "adjacency": str(release.adjacency),
-                    "inputs": release.inputs,
-                    "joint": release.joint,
-                }
-                for release in self
-            ]
-        )
+        return shown.make_frame(list(map(frame_row, self)))
 
     def _repr_html_(self) -> str:
         return shown.html_table(*overview_table(self._releases))
@@ -474,7 +405,7 @@ class Ledger:
     def scale_noise(self, factor: float) -> "Ledger":
         """Return the same releases with every Gaussian noise multiplied; calibration searches over the factor."""
         if not (factor > 0 and math.isfinite(factor)):
-            raise Refused(f"factor={factor}: noise is scaled by a positive finite number")
+            raise Refused(f"factor={factor}: must be positive and finite")
         louder = (replace(release, event=scale_noise(release.event, factor)) for release in self)
         return Ledger(louder, participants=self._registered)
 
@@ -503,7 +434,7 @@ def check_joint(before: Release | None, release: Release) -> None:
         release.subjects,
         release.coins_known_to,
     ):
-        raise Refused(f"joint={release.joint}: its releases have one event, the same subjects and the same sampling")
+        raise Refused(f"joint={release.joint}: all its releases must have the same event, subjects and sampling")
     # A second release in the same round would be free, because its charge was already made.
     if before.time >= release.time:
         raise Refused(f"joint={release.joint}: round {release.time} would be released twice under one charge")

@@ -1,14 +1,15 @@
-"""A release, and the sets of parties that it is about and that see it."""
+"""A release, the sets of parties that it is about and that see it, and how releases are shown."""
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from sightline import formatting as shown
 from sightline.errors import InvalidInput, invalid, one_line
 from sightline.events import Adjacency, Event, Product, Unit, from_json, to_json
 
@@ -29,16 +30,16 @@ def write_parties(parties: Parties) -> str:
     'client-0..2, client-7, server'
     """
     numbers: dict[str, list[int]] = defaultdict(list)
-    words = []
+    texts = []
     for name in parties:
         kind, _, digits = name.rpartition("-")
         if kind and digits.isdecimal() and str(number := int(digits)) == digits:
             numbers[kind].append(number)
         else:
-            words.append(name)
+            texts.append(name)
     for kind, result in numbers.items():
-        words += [_range_word(kind, low, high) for low, high in _number_runs(sorted(result))]
-    return ", ".join(sorted(words, key=_natural_key))
+        texts += [_write_range(kind, low, high) for low, high in _number_runs(sorted(result))]
+    return ", ".join(sorted(texts, key=_natural_key))
 
 
 @lru_cache(maxsize=4096)
@@ -48,14 +49,14 @@ def read_parties(text: str) -> Parties:
     names: set[str] = set()
     ranges: list[tuple[str, range]] = []
     count = 0
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        match = _RANGE.fullmatch(word)
+    for part_name in filter(None, (part.strip() for part in text.split(","))):
+        match = _RANGE.fullmatch(part_name)
         if match is None:
-            names.add(word)
+            names.add(part_name)
             continue
         low, high = int(match[2]), int(match[3])
         if not low <= high < low + MOST - count:
-            invalid("parties", word, "ranges run upwards, over at most 10 million members together")
+            invalid("parties", part_name, "ranges must run upwards, with at most 10 million members together")
         ranges.append((match[1], range(low, high + 1)))
         count += high + 1 - low
     return frozenset(names.union(*([f"{kind}-{number}" for number in numbers] for kind, numbers in ranges)))
@@ -77,9 +78,9 @@ def refuse_unknown(role: str, name: str, known: Parties) -> NoReturn:
     >>> refuse_unknown("observer", "publik", frozenset({"client-0", "client-1", "public"}))
     Traceback (most recent call last):
     ...
-    sightline.errors.InvalidInput: observer=publik: no participant has that name; did you mean "public"?
+    sightline.errors.InvalidInput: observer=publik: no participant has this name; did you mean "public"?
     """
-    invalid(role, name, "no participant has that name", suggest_name(str(name), known))
+    invalid(role, name, "no participant has this name", suggest_name(str(name), known))
 
 
 def suggest_name(name: str, known: Parties) -> str:
@@ -113,13 +114,13 @@ def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _range_word(kind: str, low: int, high: int) -> str:
+def _write_range(kind: str, low: int, high: int) -> str:
     return f"{kind}-{low}" if low == high else f"{kind}-{low}..{high}"
 
 
-def _natural_key(word: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(.+)-(\d+)(?:\.\.\d+)?", word)
-    return (match[1], int(match[2])) if match else (word, -1)
+def _natural_key(name: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.+)-(\d+)(?:\.\.\d+)?", name)
+    return (match[1], int(match[2])) if match else (name, -1)
 
 
 POST_PROCESSING = Product(())
@@ -140,9 +141,9 @@ class Draw:
     """For restarted streams, the number of the release at which they restarted."""
 
     def __str__(self) -> str:
-        who = "" if self.participant < 0 else f" of client-{self.participant}"
+        client = "" if self.participant < 0 else f" of client-{self.participant}"
         more = (f", part {self.part}" if self.part else "") + (f", begun at release {self.again}" if self.again else "")
-        return f"{self.purpose}{who} in round {self.round}, use {self.use}{more}"
+        return f"{self.purpose}{client} in round {self.round}, use {self.use}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class Release:
 
 def _check_order(inputs: tuple[int, ...], id: int) -> None:
     if any(not 0 <= earlier < id for earlier in inputs):
-        raise InvalidInput(f"inputs={inputs}: a release is computed from earlier releases only")
+        raise InvalidInput(f"inputs={inputs}: a release can only be computed from earlier releases")
 
 
 def release_from(plain: dict[str, Any], id: int) -> Release:
@@ -221,7 +222,7 @@ def release_from(plain: dict[str, Any], id: int) -> Release:
 
 def _whole_number(number: Any) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError("rounds and releases are whole numbers from 0")
+        raise ValueError("rounds and releases must be whole numbers >= 0")
     return number
 
 
@@ -264,3 +265,79 @@ def _event_plain(event: Event) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _event_read(text: str) -> Event:
     return from_json(json.loads(text))
+
+
+# Most kinds of releases to show; the table says how many were left out.
+ROWS = 20
+
+
+Overview = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+
+
+def overview_table(releases: Collection[Release]) -> Overview:
+    """Return title, header and rows: what was released, by and about whom, seen by whom, by which event, how often."""
+    kinds: dict[tuple[object, ...], list[Release]] = {}
+    for release in releases:
+        # What every client releases about itself is one kind.
+        own = release.subjects == {release.source}
+        concerned = () if own else (release.source, release.subjects)
+        kinds.setdefault((release.what, release.event, release.audience, concerned), []).append(release)
+    rows: list[tuple[object, ...]] = [
+        (
+            alike[0].what,
+            write_parties(frozenset(release.source for release in alike)),
+            write_parties(frozenset[str]().union(*{release.subjects for release in alike})) or "nobody",
+            write_parties(alike[0].audience) or "nobody",
+            describe_event(alike[0].event),
+            len(alike),
+            _time_span([release.time for release in alike]),
+        )
+        for alike in kinds.values()
+    ]
+    left = f", {len(rows) - ROWS:,} kinds not shown" if len(rows) > ROWS else ""
+    first = next(iter(releases), None)
+    promise = f", unit {first.unit}, adjacency {first.adjacency}" if first else ""
+    header = ("what", "from", "about", "seen by", "event", "times", "rounds")
+    return f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS]
+
+
+def describe_event(event: Event) -> str:
+    """Return an event on one line, its numbers to four digits.
+
+    >>> from sightline.events import Gaussian, Poisson, Product
+    >>> describe_event(Poisson(1 / 3, Gaussian(1.23456))), describe_event(Product(()))
+    ('Poisson(0.3333, Gaussian(1.235))', 'post-processing')
+    """
+    if event == POST_PROCESSING:
+        return "post-processing"
+    return f"{type(event).__name__}({', '.join(_describe_value(getattr(event, part.name)) for part in fields(event))})"
+
+
+def _describe_value(value: object) -> str:
+    if isinstance(value, Event):
+        return describe_event(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(_describe_value, value))
+    return shown.format_short(value, 4) if isinstance(value, float) else str(value)
+
+
+def _time_span(times: list[int]) -> str:
+    return str(times[0]) if min(times) == max(times) else f"{min(times)} to {max(times)}"
+
+
+def frame_row(release: Release) -> dict[str, object]:
+    """Return the row of a release in a data frame."""
+    return {
+        "id": release.id,
+        "round": release.time,
+        "what": release.what,
+        "source": release.source,
+        "subjects": write_parties(release.subjects),
+        "audience": write_parties(release.audience),
+        "event": type(release.event).__name__,
+        "detail": str(release.event),
+        "unit": str(release.unit),
+        "adjacency": str(release.adjacency),
+        "inputs": release.inputs,
+        "joint": release.joint,
+    }

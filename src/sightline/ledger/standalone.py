@@ -76,7 +76,7 @@ class StepLedger:
     def __init__(self, path: Path | str | None, kind: StepKind, *, delta: float, budget: float | None = None) -> None:
         check_delta(delta)
         if budget is not None and not (budget > 0 and math.isfinite(budget)):
-            invalid("epsilon", budget, "a budget is positive and finite")
+            invalid("epsilon", budget, "a budget must be positive and finite")
         self.kind, self.delta, self.budget = kind, delta, budget
         self.event: Event | None = None
         self._fitting = 0
@@ -101,7 +101,7 @@ class StepLedger:
             steps = self.kind.releases(number + 1, self.event or Clear(), number * self._width)
             strange += [index] if row.body() != steps[part].body() and not strange else []
         if strange or len(self.ledger) % self._width:
-            invalid("ledger", path, f"row {strange[0] if strange else len(self.ledger)} is no step of this kind",
+            invalid("ledger", path, f"row {strange[0] if strange else len(self.ledger)} is not a step of this kind",
                     "begin a new file")  # fmt: skip
 
     @property
@@ -119,8 +119,8 @@ class StepLedger:
         If `planned` steps are within the budget, later checks up to that number are skipped.
         """
         if self.event not in (None, event):
-            reason = f"the ledger has {self.steps} steps of {self.event}, and a budget holds for one kind of step"
-            refuse("event", event, reason, "go on with the same batches and noise, or begin a new ledger")
+            reason = f"the ledger has {self.steps} steps of {self.event}, and all steps of a ledger must be equal"
+            refuse("event", event, reason, "use the same batches and noise, or begin a new ledger")
         self.event = event
         if planned and self._is_within(planned):
             self._fitting = planned
@@ -140,7 +140,7 @@ class StepLedger:
     def charge(self) -> int:
         """Record the next step durably and return its number, from 1. Raises `BudgetExhausted` beyond the budget."""
         if self.event is None or not self._close.alive:
-            invalid("ledger", self.kind.source, "it is closed, or nobody said which step it is of", "call begin first")
+            invalid("ledger", self.kind.source, "no step is open", "call begin first")
         if not self.fits_another():
             spent = epsilon({self.event: self.steps + 1}, self.delta)
             raise BudgetExhausted(
@@ -174,7 +174,7 @@ def _nothing() -> None:
 def read_ledger(path: Path | str) -> Ledger:
     """Return the ledger in a file that a loop or a run wrote, all in memory, after checking its hash chain."""
     if not Path(path).is_file():
-        invalid("ledger", path, "there is no such file")
+        invalid("ledger", path, "no such file")
     with closing(connect_to_read(Path(path))) as connection:
         return Ledger.whole(SqliteStore(connection))
 
@@ -206,7 +206,7 @@ def read_export(path: Path | str) -> Ledger:
         raise InvalidInput(f"ledger={path}: not a {SCHEMA} file")
     participants = plain.get("participants", "")
     if not isinstance(participants, str):
-        invalid("participants", type(participants).__name__, "is one text", 'e.g. "client-0..23, server"')
+        invalid("participants", type(participants).__name__, "must be a text", 'e.g. "client-0..23, server"')
     releases = (release_from(row, index) for index, row in enumerate(plain["releases"]))
     return Ledger(releases, participants=read_parties(participants))
 

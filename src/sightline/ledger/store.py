@@ -59,7 +59,7 @@ def only_tables(connection: sqlite3.Connection) -> sqlite3.Connection:
         connection.execute("PRAGMA trusted_schema=OFF")
         result = connection.execute("SELECT name FROM sqlite_master WHERE coalesce(rootpage, 0) = 0 LIMIT 1").fetchone()
         if result is not None:
-            raise LedgerDamaged(one_line("ledger", result[0], "a view or a trigger, and a ledger has tables only"))
+            raise LedgerDamaged(one_line("ledger", result[0], "is a view or a trigger, and a ledger has only tables"))
     return connection
 
 
@@ -138,7 +138,7 @@ class SqliteStore:
         """Return one release after checking its link of the chain. Raises `LedgerDamaged` if it is missing."""
         result = next(self.stream_releases(id, self.hash_of(id - 1), stop=id + 1), None)
         if result is None:
-            raise LedgerDamaged(f"ledger row={id}: it was there and is gone; rows were cut")
+            raise LedgerDamaged(f"ledger row={id}: this row is missing; rows were cut")
         return result
 
     def vouches_for(self, count: int, head: str) -> bool:
@@ -169,7 +169,7 @@ def read_body(body: str, id: int) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         plain = None
     if not isinstance(plain, dict):
-        raise LedgerDamaged(f"ledger row={id}: holds no release; the file was not written by a run")
+        raise LedgerDamaged(f"ledger row={id}: is not a release; the file was not written by a run")
     return plain
 
 
@@ -269,8 +269,8 @@ def chain_entry(head: str, kind: str, round: int | None, body: str) -> str:
 
 def digest_of(*texts: str) -> str:
     """Return the SHA-256 of texts; their boundaries are part of it."""
-    words = hashlib.sha256()
+    digest = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")
-        words.update(b"%d:" % len(content) + content)
-    return words.hexdigest()
+        digest.update(b"%d:" % len(content) + content)
+    return digest.hexdigest()

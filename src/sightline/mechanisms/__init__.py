@@ -34,6 +34,7 @@ from sightline.mechanisms.samplers import (
     active_places,
     build_sampler,
 )
+from sightline.mechanisms.sealed import share_training
 from sightline.mechanisms.segments import ConvexSegments, SegmentSums, segment_rate
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.submodels import Splitter, build_splitter
@@ -46,7 +47,6 @@ from sightline.mechanisms.updates import (
     RemoteNodes,
     Updates,
     combine_public,
-    share_training,
     sum_weighted,
     trim_sources,
 )

@@ -19,9 +19,10 @@ from sightline.config import AdaptiveClipping
 from sightline.errors import refuse
 from sightline.events import Adjacency, Event, Gaussian, Product
 from sightline.ledger import Release
-from sightline.mechanisms.clip_and_noise import RunningSum, rounded_gaussian, sum_and_noise, sum_sensitivity
+from sightline.mechanisms.clip_and_noise import RunningSum, sum_and_noise, sum_sensitivity
 from sightline.mechanisms.contract import BaseMechanism, MechanismFacts, ReleaseContext, ReleaseValues
 from sightline.mechanisms.gaussian_means import CentralMean, all_answer
+from sightline.mechanisms.integer_noise import rounded_gaussian
 from sightline.mechanisms.submodels import Splitter
 from sightline.mechanisms.updates import ClientOutput, Updates
 from sightline.randomness import EVERYONE
@@ -49,8 +50,8 @@ def split_noise(noise_multiplier: float, count_noise: float | None) -> tuple[flo
     """
     count = COUNT_SHARE * noise_multiplier if count_noise is None else count_noise
     if not count > noise_multiplier:
-        reason = f"mean and count together have noise multiplier {noise_multiplier:.4g}, the count must have more"
-        refuse("privacy.adaptive_clipping.count_noise_multiplier", count, reason, "give a larger one, or leave it out")
+        reason = f"the count needs more noise than mean and count together, which have {noise_multiplier:.4g}"
+        refuse("privacy.adaptive_clipping.count_noise_multiplier", count, reason, "give a larger one, or omit it")
     # Rounded up: both together then never have less noise than one Gaussian of the multiplier that was calibrated.
     return noise_multiplier / math.sqrt(1 - (noise_multiplier / count) ** 2) * (1 + 1e-12), count
 
@@ -104,13 +105,13 @@ class AdaptiveMean(CentralMean):
     rule: AdaptiveClipping = DEFAULT
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Say as well what moves the clip norm."""
-        told = (
+        sentence = (
             f"The clip norm follows the {self.rule.quantile:g} quantile of the updates' norms. "
             "It is computed from noised counts, which are part of the releases."
         )
-        return replace(super().facts, numbers=(CLIP_NORM, INSIDE), explain=lambda curvature: [told])
+        return replace(super().facts, numbers=(CLIP_NORM, INSIDE), explain=lambda curvature: [sentence])
 
     def with_noise(self, multipliers: Mapping[int, float]) -> Self:
         """Return the same mechanism with its noise divided between sum and count."""
@@ -143,7 +144,7 @@ class AdaptiveMean(CentralMean):
         """Claim the hand-over to the server, and mean and count for everyone as one release."""
         # Two rows would claim two independent draws, and both rest on the same one.
         if not all_answer(updates):
-            reason = "real nodes clip to the norm that they approved"
+            reason = "real nodes clip to the norm that their owners approved"
             refuse("privacy.adaptive_clipping", "given", reason, "remove it, or run in the simulator")
         handed, published = super().claim_mean(updates, context)
         return handed, replace(published, what=f"{published.what}, and noisy count of those inside the clip norm")
@@ -156,8 +157,8 @@ class AdaptiveMean(CentralMean):
     def largest_output(self, context: ReleaseContext, *, dimension: int, splitter: Splitter | None) -> float | None:
         return super().largest_output(self._with_clip_norm(context), dimension=dimension, splitter=splitter)
 
+    @override
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Clip and count, sum, noise both, divide by the expected cohort."""
         now, expected = self._with_clip_norm(context), context.sampler.expected
         noise, count_noise = split_noise(self._noise(now), self.rule.count_noise_multiplier)
         total, rng = CountingSum(self.new_sum(updates.worker.dimension)), now.noise(EVERYONE)

@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import mpmath
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from sightline.errors import invalid
 from sightline.events import Adjacency
-from sightline.training.dp_sgd_settings import random_words
+from sightline.mechanisms.integer_noise import rounded_gaussian
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ def clip_update(update: Tensor, *, clip_norm: float) -> Bounded:
     tensor([0.6000, 0.8000])
     """
     if not SMALLEST_RADIUS <= clip_norm < math.inf:
-        invalid("clip_norm", clip_norm, f"a clip norm is finite, and at least {SMALLEST_RADIUS:g}")
+        invalid("clip_norm", clip_norm, f"a clip norm must be finite and at least {SMALLEST_RADIUS:g}")
     # The privacy proof needs norm <= C for the vector that is summed, after all rounding. A float32 sum of millions of
     # squares can come out too small, and the update would then be longer than claimed.
     norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
@@ -94,9 +92,9 @@ def clipped_sum(
     Guarantees: adding, removing or zeroing one update moves the sum by at most C, replacing one by at most 2C; the
     result does not depend on how the updates were batched.
     """
-    some = ClippedSum(dimension)
-    rejected = sum(some.add(update, clip_norm=clip_norm) for _, update in updates)
-    return Aggregate(some.total, sum_sensitivity(clip_norm, adjacency), rejected)
+    total = ClippedSum(dimension)
+    rejected = sum(total.add(update, clip_norm=clip_norm) for _, update in updates)
+    return Aggregate(total.total, sum_sensitivity(clip_norm, adjacency), rejected)
 
 
 def sum_sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
@@ -118,91 +116,6 @@ class FiniteOnly:
             yield client, update if finite else torch.zeros_like(update)
 
 
-BITS = 53
-"""Bits of the first draw; halved, they are a number in [0, 1/2) that float64 represents exactly."""
-QUANTILE_ERROR = 2.0**-40
-"""Bound on the relative error of `ndtri`, about 2,000 times the largest error measured against long arithmetic."""
-# Coordinates per vectorised draw, and bits per refinement of a single coordinate.
-CHUNK = 1 << 16
-MORE = 64
-
-
-def rounded_gaussian(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return `size` independent exact samples of round(sigma X), X standard normal."""
-    # For an integer v, v + round(s X) = round(v + s X): rounding the ideal Gaussian mechanism is post-processing of it.
-    # So every event and accountant for the Gaussian holds here with the same numbers, which a discrete Gaussian would
-    # not give.
-    noise = np.empty(size, dtype=np.int64)
-    for start in range(0, size, CHUNK):
-        chunk = noise[start : start + CHUNK]
-        chunk[:] = _draw_samples(sigma, len(chunk), rng)
-    return noise
-
-
-def _draw_samples(sigma: float, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    words = random_words(size, rng).numpy().view(np.uint64)
-    # One word gives sign and magnitude: bit 0 is not among the top 53 bits, so they are independent.
-    negative = (words & np.uint64(1)).astype(bool)
-    first = words >> np.uint64(64 - BITS)
-    least, most = _bracket_magnitude(first, sigma)
-    magnitude = least.astype(np.int64)
-    for i in np.flatnonzero(least != most):
-        magnitude[i] = _settle_magnitude(int(first[i]), int(least[i]), sigma, rng)
-    return np.where(negative, -magnitude, magnitude)
-
-
-def _bracket_magnitude(first: NDArray[np.uint64], sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the least and the largest possible round(sigma |X|), given the first bits of P(X > |X|).
-
-    The probability lies in [first, first + 1) / 2^54. Over that interval |X| moves by at most its length over the
-    density at its end, and 1.5 / tail bounds 1 / density (the Mills ratio); the error of the quantile is added.
-    """
-    tail = np.ldexp(first.astype(np.float64), -BITS - 1)
-    # first = 0 has no lower tail bound: its quantile is infinite, and the long arithmetic decides from zero upwards.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quantile = -ndtri(tail)
-        slack = sigma * (QUANTILE_ERROR * quantile + np.ldexp(1.5 / tail, -BITS - 1))
-        least = np.floor(np.maximum(sigma * quantile - slack, 0.0) + 0.5)
-        most = np.floor(sigma * quantile + slack + 0.5)
-    return np.where(first == 0, 0.0, least), most
-
-
-class _Tail:
-    """P(X > |X|) as far as it has been drawn: an integer number of units 2^-length, the rest still unknown."""
-
-    def __init__(self, first: int, rng: np.random.Generator) -> None:
-        self.bits, self.length, self.rng = first, BITS + 1, rng
-
-    def passes(self, magnitude: int, sigma: float) -> bool:
-        """Return whether sigma |X| lies beyond magnitude + 1/2; draw more bits until that is decided."""
-        while True:
-            # Bits are only ever appended, so every comparison sees the same uniform number, and the sample is exact.
-            # How long this takes depends on the noise; only an observer that can time single coordinates learns
-            # anything from that.
-            with mpmath.workprec(self.length + 2 * MORE):
-                border = (mpmath.mpf(magnitude) + mpmath.mpf(1) / 2) / mpmath.mpf(sigma)
-                tail = mpmath.ldexp(mpmath.erfc(border / mpmath.sqrt(2)) / 2, self.length)
-                slack = mpmath.ldexp(tail, -self.length - MORE)
-                if self.bits + 1 <= tail - slack:
-                    return True
-                if self.bits >= tail + slack:
-                    return False
-            self.bits = self.bits << MORE | int(self.rng.integers(0, 1 << MORE, dtype=np.uint64))
-            self.length += MORE
-
-
-def _settle_magnitude(first: int, least: int, sigma: float, rng: np.random.Generator) -> int:
-    """Return the rounded magnitude, known to be at least `least`: double the stride, then bisect."""
-    tail, stride = _Tail(first, rng), 1
-    while tail.passes(least + stride - 1, sigma):
-        least, stride = least + stride, 2 * stride
-    while stride > 1:
-        stride //= 2
-        if tail.passes(least + stride - 1, sigma):
-            least += stride
-    return least
-
-
 def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: np.random.Generator) -> Tensor:
     """Return value + N(0, (z S)^2 I), in float32.
 
@@ -210,7 +123,7 @@ def with_gaussian_noise(aggregate: Aggregate, *, noise_multiplier: float, rng: n
     `aggregate.sensitivity`, up to the floating-point limits stated in the docs.
     """
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        invalid("noise_multiplier", noise_multiplier, "noise is positive and finite")
+        invalid("noise_multiplier", noise_multiplier, "must be positive and finite")
     # Noise and sum are added in float64 and rounded once: rounding the noisy value is post-processing.
     noise = torch.from_numpy(rng.standard_normal(aggregate.value.numel()))
     noise *= noise_multiplier * aggregate.sensitivity

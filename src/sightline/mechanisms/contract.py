@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.accounting.strategies import Strategy
 from sightline.errors import refuse
@@ -75,8 +76,8 @@ class ReleaseContext:
         """The possible subjects of a release in this round: the channel's members, or the group whose turn it is."""
         # Never the drawn cohort: where sampling amplifies, the cohort is a secret, and the ledger must be the same for
         # every draw.
-        places = active_places(self.sampler, self.time)
-        return self.channel.subjects if places is None else self.channel.name_places(places)
+        indices = active_places(self.sampler, self.time)
+        return self.channel.subjects if indices is None else self.channel.name_places(indices)
 
     @property
     def joint(self) -> str:
@@ -109,7 +110,7 @@ class ReleaseContext:
         return clip_norm * self.channel.clip_factor * (1.0 if splitter is None else splitter.widest)
 
     def published_mean(self, inputs: tuple[int, ...], what: str) -> Release:
-        """Return the release of a mean of private values: the audience sees it, and it charges nobody again."""
+        """Return the release of a mean of private values: the audience sees it, and it charges no subject again."""
         return self.make_release(
             source=self.channel.name,
             event=POST_PROCESSING,
@@ -275,8 +276,8 @@ class UniformMechanism(BaseMechanism):
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Raise `Refused`: the members have no part of the mechanism."""
-        reason = "its members have no part of their own, and let nothing go by themselves"
-        refuse("mechanism", type(self).__name__, reason, "ask them for their training")
+        reason = "this mechanism has no client-side step"
+        refuse("mechanism", type(self).__name__, reason, "use updates.train_members")
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Raise `Refused`: a trusted server protects sums, not single clients."""
@@ -336,7 +337,7 @@ class NoisedByClients(UniformMechanism):
 
 def only_sums(algorithm: str = "an algorithm of personal models") -> None:
     """Raise `Refused` for personal models: a trusted server publishes noisy sums over clients only."""
-    reason = f'{algorithm} publishes one model per client, where = "server" protects sums only'
+    reason = f'{algorithm} publishes one model per client, but where = "server" protects sums only'
     refuse("privacy.where", "server", reason, 'use where = "client"')
 
 
@@ -367,8 +368,8 @@ class NoPrivacy(UniformMechanism):
         """Return an empty dict: there is no noise."""
         return {}
 
+    @override
     def in_parts(self, splitter: Splitter) -> "NoPrivacy":
-        """Return itself."""
         return self
 
     def with_noise(self, multipliers: Mapping[int, float]) -> "NoPrivacy":
@@ -395,8 +396,8 @@ class NoPrivacy(UniformMechanism):
         value = weighted_mean(finite(updates.train_members()), updates.sizes(), updates.worker.dimension)
         return ReleaseValues({EVERYONE: value}, finite.rejected)
 
+    @override
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release without noise per member."""
         what, audience = "own update, in the clear", context.channel.audience
         return tuple(
             context.sent_by(member, updates, event=Clear(), audience=audience, what=what)

@@ -141,7 +141,9 @@ def descend_accelerated(problem: Regression, *, gradient_tolerance: float) -> Ve
         v, ahead = moved, moved + (1 - root) / (1 + root) * (moved - v)
     if np.linalg.norm(problem.value_and_gradient(v)[1]) <= gradient_tolerance:
         return v
-    raise NotSolved(f"gradient_tolerance={gradient_tolerance}: not reached in double precision; nothing is sent")
+    raise NotSolved(
+        f"gradient_tolerance={gradient_tolerance}: not reached in double precision; nothing is sent; use a larger one"
+    )
 
 
 def newton_step(problem: Regression, v: Vector, value: float, gradient: Vector) -> Vector:
@@ -163,7 +165,7 @@ def unit_examples(x: NDArray[np.float32]) -> Vector:
     flat = x.reshape(len(x), -1).astype(np.float64)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
     if norms.max(initial=0.0) > HALF * (1 + ROUNDING):
-        refuse("features", f"norm {norms.max():.4g}", f"norms are at most {HALF:.4g}", "normalise them first")
+        refuse("features", f"norm {norms.max():.4g}", f"norms must be at most {HALF:.4g}", "normalise them first")
     flat = flat * np.minimum(1.0, HALF / np.maximum(norms, 1e-300))
     return np.concatenate([flat, np.full((len(flat), 1), HALF)], axis=1)
 
@@ -190,7 +192,7 @@ def unit_features(federation: Federation, norm: float = HALF) -> Federation:
     Guarantees: the scaling of an example depends on that example only, so it is not a release.
     """
     if federation.kind is Kind.TEXT:
-        refuse("data.source", federation.source, "words are not vectors of bounded norm", "use vectors or images")
+        refuse("data.source", federation.source, "text has no feature vectors of bounded norm", "use vectors or images")
     clients = tuple(
         Client(unit_shard(client.train, norm), unit_shard(client.test, norm), client.cluster)
         for client in federation.clients

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from sightline.accounting.strategies import (
     Strategy,
@@ -128,7 +129,7 @@ def build_stream(experiment: Experiment, cohorts: Cohorts, workload: Workload = 
     needed = -(-length // groups)
     uses = settings.uses or needed
     if uses < needed:
-        refuse("privacy.correlated.uses", uses, f"every group has {needed} turns in a stream", "leave it out")
+        refuse("privacy.correlated.uses", uses, f"every group has {needed} turns in a stream", "omit it")
     bands = settings.bands
     # With hidden draws a turn is charged by itself only if no band reaches the group's next turn: at most `groups`
     # bands.
@@ -153,8 +154,8 @@ class CorrelatedMean(CentralMean):
     stream: Stream = field(kw_only=True)
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Describe the stream as well."""
         return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
 
     def in_parts(self, splitter: Splitter) -> NoReturn:
@@ -204,7 +205,7 @@ class CorrelatedMean(CentralMean):
         """Return the noise row of a release. Raise `Refused` unless members take turns far enough apart."""
         sampler = turns_of(context)
         if sampler.groups < self.stream.separation:
-            reason = f"groups take turns every {sampler.groups} rounds, the noise is for {self.stream.separation}"
+            reason = f"groups take turns every {sampler.groups} rounds, but the noise needs {self.stream.separation}"
             refuse("sampling.clients.groups", sampler.groups, reason, "use more groups")
         number, step = divmod(sampler.step(context.time), self.stream.length)
         more = context.again and hides_draws(context)
@@ -220,8 +221,8 @@ class CorrelatedMean(CentralMean):
             line=context.line,
         )
 
+    @override
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
-        """Clip, sum, add the stream's next row, divide by the expected cohort."""
         clip_norm, row = self.clip_norm * context.channel.clip_factor, self.place_row(context)
         total = clipped_sum(
             updates.collect_updates(context),
@@ -231,7 +232,7 @@ class CorrelatedMean(CentralMean):
         )
         # No fallback to fresh independent noise: the claim is for the stream's row, and fresh noise would cost more.
         if context.correlated is None:
-            raise Refused(f"release={row.release}: correlated noise is drawn by a run that remembers its streams")
+            raise Refused(f"release={row.release}: correlated noise needs the streams of a run")
         std = self._noise(context) * sum_sensitivity(clip_norm, context.adjacency)
         noise = torch.from_numpy(context.correlated(row, self.stream.strategy, updates.worker.dimension) * std)
         expected = context.sampler.expected
@@ -249,15 +250,15 @@ def describe_strategy(strategy: Strategy, *, separation: int, uses: int, hidden:
     Errors are in units of the noise that independent noise would need for the same privacy.
     """
     gain, steps = measure_gain(strategy, separation=separation, uses=uses, hidden=hidden), strategy.steps
-    places = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
+    indices = np.unique(np.linspace(0, steps - 1, min(steps, SHOWN_STEPS)).round().astype(int))
     rows, plain = np.sqrt(error_rows(strategy)), np.sqrt(np.arange(1, steps + 1))
     scale = math.sqrt(float((plain**2).mean()) / float((rows**2).mean())) / gain
     return {
         "strategy": strategy.name, "steps": steps, "separation": separation, "uses": uses, "gain": gain,
         "coefficients": list(strategy.coefficients[:SHOWN_COEFFICIENTS]),
-        "shown": (places + 1).tolist(),
-        "errors": (scale * rows[places]).tolist(),
-        "independent": plain[places].tolist(),
+        "shown": (indices + 1).tolist(),
+        "errors": (scale * rows[indices]).tolist(),
+        "independent": plain[indices].tolist(),
     }  # fmt: skip
 
 
@@ -265,7 +266,7 @@ def turns_of(context: ReleaseContext) -> TurnsCohorts:
     """Return the channel's turns. Raise `Refused` if its members are sampled in another way."""
     sampler = context.sampler
     if not isinstance(sampler, TurnsCohorts):
-        reason = f"{context.channel.name} asks its members by {type(sampler).__name__}, which keeps no distance"
+        reason = f"{context.channel.name} samples with {type(sampler).__name__}, which guarantees no minimum separation"
         refuse("privacy.noise", "correlated", reason, 'use sampling.clients = {scheme = "turns", groups = 10}')
     return sampler
 
@@ -278,7 +279,9 @@ def hides_draws(context: ReleaseContext) -> bool:
 def _refuse_memory(updates: Updates) -> None:
     """Raise `Refused` for client state together with hidden draws in a stream: there is no proof for it."""
     if updates.recall is not None:
-        reason = f"clients keep {updates.recall.memory.name}, which has no bound with hidden draws in a stream"
+        reason = (
+            f"clients keep {updates.recall.memory.name}, and no bound is known for state with hidden draws in a stream"
+        )
         refuse("client_state", updates.recall.memory.name, reason, "use turns without a rate")
 
 
@@ -292,12 +295,12 @@ class CorrelatedByTrust(NoiseByTrust):
     stream: Stream = field(kw_only=True)
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Describe the streams as well: all edges share the strategy."""
         return replace(super().facts, explain=self.stream.explain, describe_stream=self.stream.describe)
 
+    @override
     def at(self, channel: Channel) -> CorrelatedMean:
-        """Return the mechanism of a channel, with the noise that its own members need."""
         refuse_untrusted(channel.name, channel.trusted)
         noise = max(self.noise_multipliers(channel.members).values(), default=self.noise_multiplier)
         return CorrelatedMean(self.clip_norm, noise, FloatSum, stream=self.stream)
@@ -309,14 +312,14 @@ class CorrelatedByTrust(NoiseByTrust):
 
 def refuse_split() -> NoReturn:
     """Raise `Refused` for split models."""
-    reason = "hidden parts of the model have no bound over the rounds of a stream"
+    reason = "no bound is known for hidden parts of the model over the rounds of a stream"
     refuse("algorithm.split", "given", reason, 'remove split, or use privacy.noise = "independent"')
 
 
 def refuse_untrusted(name: str, trusted: bool) -> None:
     """Raise `Refused` for an untrusted gathering server: the party that gathers adds the correlated noise."""
     if not trusted:
-        reason = f"below {name}, which is not trusted, every device adds noise to all that it sends: there is no gain"
+        reason = f"{name} is not trusted, so every device adds noise to all its messages and correlation gains nothing"
         refuse("privacy.noise", "correlated", reason, 'use topology.trusted = 1.0, or privacy.noise = "independent"')
 
 
@@ -373,10 +376,10 @@ def find_history(row: NoiseRow, releases: Iterable[Release]) -> list[tuple[int, 
         if release.time < row.time:
             last[release.time] = release.id
     if len(events) > 1:
-        raise Refused(f"stream={row.stream}: its releases are of one strategy and one noise; bring back what changed")
+        raise Refused(f"stream={row.stream}: the strategy or the noise changed within a stream; undo the change")
     if len(last) != row.step:
-        reason = f"its noise goes on from {row.step} earlier rounds, and the ledger has {len(last)}"
-        raise Refused(f"stream={row.stream}: {reason}; bring the ledger back, or start a new run")
+        reason = f"its noise continues {row.step} earlier rounds, but the ledger has {len(last)}"
+        raise Refused(f"stream={row.stream}: {reason}; restore the ledger from a backup, or start a new run")
     return sorted(last.items())
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.accounting.strategies import charge_stream, make_strategy
 from sightline.config import Correlated, Sampler
@@ -76,7 +77,7 @@ def schedule_steps(plan: PrivateSteps, examples: int, sampler: Sampler, *, round
 def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> PrivateSteps:
     """Return the same steps over fixed batches in a fixed order, with noise correlated over the steps of a round.
 
-    An example is in one batch of every epoch, so its uses are `groups` steps apart; every round is a stream of its own.
+    An example is in one batch of every epoch, so its uses are `groups` steps apart; every round is a separate stream.
 
     >>> plan = correlate_plan(PrivateSteps(1.0, 1.0, 0.1, 20, 10.0), 100, Correlated())
     >>> plan.groups, plan.rate, plan.expected_batch, plan.strategy.bands
@@ -84,9 +85,7 @@ def correlate_plan(plan: PrivateSteps, examples: int, settings: Correlated) -> P
     """
     batches = math.ceil(examples / plan.expected_batch * (1 - 1e-12))
     if batches < 2 or plan.steps < 2:
-        reason = (
-            f"a client of {examples} examples has {batches} batches in an epoch, {plan.steps} steps in a round: no gain"
-        )
+        reason = f"{examples} examples make {batches} batches in an epoch, but a round has {plan.steps} steps: no gain"
         refuse("privacy.noise", "correlated", reason, 'use a smaller local.batch_size, or noise = "independent"')
     uses = -(-plan.steps // batches)
     bands = None if settings.bands is None else min(settings.bands, plan.steps)
@@ -111,7 +110,7 @@ def batch_plan(plan: PrivateSteps, task: LocalTask) -> PrivateSteps:
     if not task.whole_batch and task.batch_size is None:
         return plan
     if plan.strategy is not None or (plan.allotment is not None and not task.whole_batch):
-        reason = "the noise or the schedule of a client's steps is planned for the experiment's batches"
+        reason = "noise and schedule of a client's steps are planned for the experiment's batches"
         way_out = 'use privacy.noise = "independent" and draw examples independently'
         refuse("batch_size", task.batch_size or "whole shard", reason, way_out)
     examples = round(plan.expected_batch / plan.rate)
@@ -136,8 +135,8 @@ class PrivateStepsMechanism(UniformMechanism):
         """Return the noise multipliers of the clients' steps."""
         return {n: self.plans[n].noise_multiplier for n in clients}
 
+    @override
     def in_parts(self, splitter: Splitter) -> Self:
-        """Return the same steps over parts of the model."""
         return replace(self, plans={n: replace(plan, splitter=splitter) for n, plan in self.plans.items()})
 
 
@@ -153,8 +152,8 @@ class SampleAtClient(PrivateStepsMechanism, NoisedByClients):
     mean_of = "privately trained models"
 
     @cached_property
+    @override
     def facts(self) -> MechanismFacts:
-        """Per-example gradients are noised; clients see only the results of noised steps."""
         noised = all(plan.noise_multiplier > 0 for plan in self.plans.values())
         return MechanismFacts(
             NoisedValue.GRADIENT,
@@ -186,8 +185,8 @@ class SampleAtClient(PrivateStepsMechanism, NoisedByClients):
         told = describe_strategy(longest.strategy, separation=longest.groups, uses=uses)
         return told | {"of": "steps of a client's round"}
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's update after private steps."""
         for member, update in updates.train_privately(self._private_plans(updates, context)):
             yield ClientOutput(member, update)
 

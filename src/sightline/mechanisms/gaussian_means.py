@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.errors import refuse
 from sightline.events import Allocation, Event, FixedCohort, Gaussian, Pooled, WithoutReplacement
@@ -60,8 +61,8 @@ class GaussianMean(UniformMechanism):
         """Return the same mechanism with the largest noise that any client needs."""
         return replace(self, noise_multiplier=max(multipliers.values()))
 
+    @override
     def in_parts(self, splitter: Splitter) -> Self:
-        """Return the same mechanism over parts of the model."""
         return replace(self, new_sum=splitter.new_sum(self.new_sum), noise_event=splitter.event)
 
     def _noise(self, context: ReleaseContext) -> float:
@@ -87,12 +88,12 @@ class CentralMean(GaussianMean):
     noised_by = NoisedBy.SERVER
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Clipped updates are noised, and a trusted server may know the parts."""
         return replace(super().facts, sends_parts=True)
 
+    @override
     def in_parts(self, splitter: Splitter) -> Self:
-        """Return the same mechanism over parts of the model."""
         return replace(super().in_parts(splitter), clipper=splitter.clip)
 
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
@@ -111,8 +112,8 @@ class CentralMean(GaussianMean):
         )
         return context.handed_over(updates), published
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's clipped update, for the trusted server."""
         for member, update in updates.train_members():
             bounded = self.clipper(update, clip_norm=self.clip_norm * context.channel.clip_factor)
             yield ClientOutput(member, bounded.value, bounded.rejected)
@@ -150,9 +151,7 @@ def refuse_remembered_draws(event: Event, updates: Updates) -> None:
     # mixture over the subject's own past draws, and divergences are jointly convex.
     tied = isinstance(event, FixedCohort | WithoutReplacement | Allocation)
     if tied and recall is not None and recall.memory.linear is not None:
-        reason = (
-            f"clients keep {recall.memory.name} and train by it later, which tells who was drawn, and so who was not"
-        )
+        reason = f"clients keep {recall.memory.name} and use it later, which reveals who was drawn"
         refuse("client_state", recall.memory.name, reason, 'use sampling.clients.scheme = "poisson" or "full"')
 
 
@@ -179,8 +178,8 @@ class LocalMean(GaussianMean, NoisedByClients):
         std = self._noise(context) / math.sqrt(count) * self._sensitivity(context)
         return ReleaseValues({EVERYONE: (total / count).float()}, finite.rejected, std)
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's clipped and noised update."""
         for member, update in updates.train_members():
             noisy, rejected = self._noised_alone([(member, update)], updates, context, member)
             yield ClientOutput(member, noisy, bool(rejected))
@@ -237,8 +236,8 @@ class PooledMean(LocalMean):
         return *(replace(one, event=Pooled(others, one.event), coins_known_to=gatherer) for one in sent), mean
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Say as well who is protected by the other members' noise."""
         pooled = "Who sees only the mean meets the noise of all clients who sent, but its own: it can learn less."
         return replace(super().facts, explain=lambda curvature: [pooled] if self.new_sum is FloatSum else [])
 
@@ -259,8 +258,8 @@ class EveryoneNoisesMean(LocalMean):
     the server, which gathers what each of the N members sends and is charged `Gaussian(z)` in every round.
     """
 
+    @override
     def claim_mean(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
-        """Claim one release about all members."""
         self.check_noises(updates, context)
         event = context.sampler.hidden_event(
             Pooled(len(context.channel.members) - 1, self.noise_event(self._noise(context)))
@@ -281,20 +280,20 @@ class EveryoneNoisesMean(LocalMean):
         )
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """Say as well what everyone's noise is for."""
         hidden = "Every client sends noise in every round, drawn or not: who sees only the mean cannot tell who was."
         return replace(super().facts, explain=lambda curvature: [hidden])
 
     def check_noises(self, updates: Updates, context: ReleaseContext) -> None:
         """Raise `Refused` if some member's noise could be missing or known."""
-        name, way_out = "privacy.everyone_sends_noise", "leave it out"
+        name, way_out = "privacy.everyone_sends_noise", "omit it"
         if not all_answer(updates):
-            refuse(name, True, "real nodes may not answer, and then add no noise", way_out)
+            refuse(name, True, "real nodes that do not answer add no noise", way_out)
         if self.facts.keeps_noised:
-            refuse(name, True, "members keep values in which noise is that only they know", way_out)
+            refuse(name, True, "members keep values with noise that only they know", way_out)
         if len(context.channel.members) < 2:
-            refuse(name, True, "one member's noise alone would be known to it", "add clients")
+            refuse(name, True, "a single member would know all the noise", "add clients")
 
     def mean(self, updates: Updates, context: ReleaseContext) -> ReleaseValues:
         """Sum what all members send and divide by the expected cohort."""
@@ -311,8 +310,8 @@ class EveryoneNoisesMean(LocalMean):
 
     def claim_each(self, updates: Updates, context: ReleaseContext) -> tuple[Release, ...]:
         """Raise `Refused`: publishing a member's own update reveals that it was drawn."""
-        reason = "personal models are published one by one, which tells who was drawn"
-        refuse("privacy.everyone_sends_noise", True, reason, "leave it out")
+        reason = "personal models are published one by one, which reveals who was drawn"
+        refuse("privacy.everyone_sends_noise", True, reason, "omit it")
 
     def count_senders(self, cohort: Cohort, context: ReleaseContext) -> float:
         """Return the number of members: all of them send."""
@@ -354,6 +353,6 @@ class NoiseByTrust(BaseMechanism):
         """Return what each client needs; a channel takes the largest of its members."""
         return {n: self.multipliers.get(n, self.noise_multiplier) for n in clients}
 
+    @override
     def in_parts(self, splitter: Splitter) -> "NoiseByTrust":
-        """Return the same mechanism over parts of the model."""
         return replace(self, splitter=splitter)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.errors import invalid, refuse
 from sightline.events import Adjacency, Event, Gaussian, Pure
@@ -127,8 +128,8 @@ class Output(NoisedByClients):
         curvature = self.weight_decay + updates.task.proximal
         return output_sensitivity(self.bound, self.sizes[client], replace(self.terms, curvature=curvature))
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's noised model, as an update of its start."""
         for member, result, broken in self._local_results(updates):
             bound = self.sensitivity(member, updates)
             aggregate = Aggregate(result, bound)
@@ -175,7 +176,7 @@ class Output(NoisedByClients):
 def only_proximal(updates: Updates, mechanism: str) -> None:
     """Raise `Refused` if the local objective has terms from private state: the bounds cover the data's loss only."""
     if updates.recall is not None or set(updates.task.named_fields()) - {"proximal"}:
-        reason = f"{mechanism} is proved for the data's loss and public L2 or proximal terms only"
+        reason = f"{mechanism} is proved only for the data's loss with public L2 or proximal terms"
         refuse("algorithm.name", "with client memory", reason, "use fedavg, fedavgm, fedyogi or fedprox")
 
 
@@ -186,7 +187,7 @@ def isotropic_noise(dimension: int, *, rate: float, rng: np.random.Generator) ->
     value of sensitivity s is rate x s-DP.
     """
     if not (rate > 0 and math.isfinite(rate)):
-        invalid("noise_rate", rate, "is positive and finite")
+        invalid("noise_rate", rate, "must be positive and finite")
     direction = rng.standard_normal(dimension)
     noise: NDArray[np.float64] = direction * (rng.gamma(dimension, 1 / rate) / np.linalg.norm(direction))
     return noise
@@ -298,7 +299,7 @@ class Objective(NoisedByClients):
         only_proximal(updates, "objective perturbation")
         curvature = self.weight_decay + updates.task.proximal
         if not (curvature > 0 and math.isfinite(curvature)):
-            reason = "objective perturbation needs a strongly convex objective, and this one has no proximal or L2 term"
+            reason = "objective perturbation needs a strongly convex objective, but this one has no proximal or L2 term"
             refuse(
                 "privacy.mechanism",
                 "objective",

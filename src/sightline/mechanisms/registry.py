@@ -164,7 +164,7 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
     if not isinstance(result, MechanismPlugin):
         plugin.refuse_type(result, "a `MechanismPlugin` of sightline.mechanisms")
     if privacy.unit != "client":
-        reason = "the laws of a mechanism from elsewhere are checked on clients' updates"
+        reason = "plugin mechanisms can be checked at client level only"
         refuse("privacy.unit", privacy.unit, reason, 'use unit = "client", or a built-in mechanism')
     if privacy.place not in result.where:
         reason = f"{plugin.name} adds noise at {', '.join(result.where)}"
@@ -172,10 +172,10 @@ def find_mechanism(experiment: Experiment) -> tuple[Plugin, MechanismPlugin] | N
     return plugin, result
 
 
-def _build_plugin(plugin: Plugin, found: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
+def _build_plugin(plugin: Plugin, mechanism: MechanismPlugin, experiment: Experiment, *how: Any) -> Mechanism:
     """Build a plugin mechanism; `engine.build` has checked it."""
     try:
-        return found.build(experiment, *how)
+        return mechanism.build(experiment, *how)
     except Exception as error:
         refuse_plugin(MECHANISM, plugin.name, error)
 
@@ -218,7 +218,7 @@ def build_mechanism(
 def _refuse_edges(experiment: Experiment, topology: Topology) -> None:
     """Raise `Refused` for noise at edges without edges."""
     if experiment.privacy.place == "edge" and not topology.uplinks:
-        reason = f"a {experiment.topology.kind} has no edge servers"
+        reason = f'topology.kind = "{experiment.topology.kind}" has no edge servers'
         refuse("privacy.where", "edge", reason, 'use where = "server" or "client", or kind = "tree"')
 
 
@@ -230,10 +230,12 @@ def _for_whole_models(experiment: Experiment, topology: Topology, sizes: Sequenc
     if own is not None:
         return _build_plugin(*own, experiment, sizes, classes)
     asked = (privacy.mechanism, privacy.unit, privacy.place)
-    # With where = "client" no server of the tree is trusted: every channel pools the noises of its own members.
+    # With where = "client" no server of the tree is trusted: every channel pools its members' noises.
     if edges and asked == ("gaussian", "client", "client"):
         return NoiseByTrust(*_client_noise(experiment))
     if asked not in MECHANISMS:
         known = " or ".join(f'unit = "{unit}" with where = "{at}"' for name, unit, at in MECHANISMS if name == asked[0])
-        refuse("privacy.mechanism", asked[0], f'is not for unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}")
+        refuse(
+            "privacy.mechanism", asked[0], f'does not support unit = "{asked[1]}", where = "{asked[2]}"', f"use {known}"
+        )
     return MECHANISMS[asked](experiment, sizes, classes)

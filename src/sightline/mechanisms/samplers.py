@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
+from typing_extensions import override
 
 from sightline.config import ClientSampler
 from sightline.errors import SightlineError, invalid, refuse
@@ -134,8 +135,8 @@ class PoissonCohorts(Memoryless):
         """Return `Poisson(rate, event)`."""
         return Poisson(self.rate, event)
 
+    @override
     def load(self, cohorts: Cohorts) -> dict[str, float] | None:
-        """Return one draw per cohort."""
         return {"steps": cohorts.count, "rate": self.rate}
 
 
@@ -208,7 +209,7 @@ class ScheduledCohorts(IndependentMembers):
 
     def draw(self, time: int, rng: np.random.Generator, schedules: Schedules, *, line: int = 0) -> tuple[int, ...]:
         """Return the members that the channel's schedule uses in this round."""
-        # The schedule has a stream of its own per epoch: the round's own `rng` knows nothing of the other rounds.
+        # The schedule has its own stream per epoch: the round's own `rng` knows nothing of the other rounds.
         used = schedules.members_used(self.step(time), self.allotment, members=self.population, line=line)
         return tuple(used.tolist())
 
@@ -392,12 +393,12 @@ class LocalSchedule:
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
-            invalid("schedule.steps", self.steps, "is a whole number >= 1")
+            invalid("schedule.steps", self.steps, "must be a whole number >= 1")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            invalid("schedule.learning_rate", self.learning_rate, "is a positive number")
+            invalid("schedule.learning_rate", self.learning_rate, "must be positive")
         for channel, rate in self.rates.items():
             if not 0 < rate <= 1:
-                invalid(f"schedule.rates.{channel}", rate, "a probability lies in (0, 1]")
+                invalid(f"schedule.rates.{channel}", rate, "must be in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -436,7 +437,7 @@ def thin_sampler(whole: CohortSampler, rate: float, channel: str) -> CohortSampl
     # Fixed cohorts and schedules have no order of domination by rate, and a higher rate would cost more than planned.
     most = whole.rate if isinstance(whole, PoissonCohorts) else 1.0
     if not isinstance(whole, PoissonCohorts | Full):
-        reason = f"{type(whole).__name__} has no rate that could be lowered without another guarantee"
+        reason = f"{type(whole).__name__} has no rate that can be lowered within the same guarantee"
         refuse(f"schedule.rates.{channel}", rate, reason, 'use sampling.clients.scheme = "poisson" or "full"')
     if rate > most:
         reason = f"noise was calibrated for a participation of at most {most:g}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from sightline.errors import invalid, refuse
 from sightline.events import MOST_COUNTED, Adjacency, ConvexSegment, Event, Gaussian, Poisson, Segment
@@ -45,9 +46,9 @@ def segment_rate(rate: float, steps: int) -> float:
     (0.1, 0.19, 1.0)
     """
     if not 0 < rate <= 1:
-        invalid("rate", rate, "a participation probability lies in (0, 1]")
+        invalid("rate", rate, "must be in (0, 1]")
     if not 1 <= steps <= MOST_COUNTED:
-        invalid("segment", steps, f"a segment has 1 to {MOST_COUNTED:.0e} steps")
+        invalid("segment", steps, f"a segment must have 1 to {MOST_COUNTED:.0e} steps")
     # Round up by 1e-12: a rate that is claimed too small would understate the cost.
     if rate < RARE and steps > 1:
         return min(1.0, -math.expm1(steps * math.log1p(-rate)) * (1 + 1e-12))
@@ -138,8 +139,8 @@ class SegmentSums(NoisedByClients):
             only_sums()
         return super().claim_each(updates, context)
 
+    @override
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Yield each member's sum of steps, noised by the member."""
         for member, update in self._local_steps(updates):
             value, rejected = self._add_noise(updates, context, [(member, update)], self._noise_of((member,)), member)
             yield ClientOutput(member, value, bool(rejected))
@@ -162,9 +163,13 @@ class SegmentSums(NoisedByClients):
         return list(updates.train_segments(self._private_plans))
 
     def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
-        """Return the members' steps of this segment: clipped, and not noised one by one."""
-        steps, _ = _steps_of(updates)
-        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps) for n in updates.cohort.members]
+        """Return the members' steps of this segment, without noise in each."""
+        steps = self._planned_steps(updates)
+        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps[n]) for n in updates.cohort.members]
+
+    def _planned_steps(self, updates: Updates) -> dict[int, int]:
+        """Return each member's steps in this segment. Raise `Refused` for steps that the claim does not cover."""
+        return dict.fromkeys(updates.cohort.members, _steps_of(updates)[0])
 
     def _add_noise(
         self,
@@ -204,14 +209,12 @@ def _check_ball(updates: Updates, reach: float) -> float:
     """
     task = updates.task
     if task.step_norm is None or task.learning_rate is None:
-        reason = "a segment is claimed for steps of a known length, each scaled onto a ball"
+        reason = "a segment's bound needs the length of every step"
         refuse(
             "step_norm", task.step_norm, reason, 'give step_norm and learning_rate, as algorithm.name = "h2fdp" does'
         )
     if not (task.steps or 1) * task.learning_rate * task.step_norm <= reach * (1 + ROUNDING):
-        reason = (
-            f"{task.steps} steps of learning_rate={task.learning_rate:g} reach beyond the norm {reach:g} that is noised"
-        )
+        reason = f"{task.steps} steps of learning_rate={task.learning_rate:g} reach beyond the clip norm {reach:g}"
         refuse("step_norm", f"{task.step_norm:g}", reason, "scale steps onto a smaller ball")
     return task.learning_rate
 
@@ -224,11 +227,11 @@ def _steps_of(updates: Updates) -> tuple[int, int]:
     in every later sum.
     """
     if updates.recall is not None:
-        reason = "what a client keeps of earlier segments carries their examples into this one, drawn or not"
+        reason = "client state carries examples of earlier segments into this one, whether they were drawn or not"
         refuse("algorithm.name", "with client memory", reason, 'use algorithm.name = "h2fdp"')
     steps, most = updates.task.steps, updates.task.most_steps
     if steps is None or most is None:
-        reason = "one example's effect on an update of many free steps has no bound to be noised"
+        reason = "one example's effect on an update of many unclipped steps has no bound"
         refuse("privacy.where", "edge", reason, 'use algorithm.name = "h2fdp", where = "client", or unit = "client"')
     if not 1 <= steps <= most:
         refuse("steps", steps, f"the rate of a segment is claimed for 1 to most_steps={most}", "ask for fewer steps")
@@ -291,8 +294,8 @@ class ConvexSegments(SegmentSums):
     """An absolute amount of noise, instead of multiples of D."""
 
     @property
+    @override
     def facts(self) -> MechanismFacts:
-        """The end of a device's convex steps is noised."""
         return MechanismFacts(NoisedValue.PATH, private_steps=self.plans)
 
     def at(self, channel: Channel) -> Self:
@@ -316,7 +319,7 @@ class ConvexSegments(SegmentSums):
         _, most = self._step_counts(updates)
         rate = max(self.plans[n].rate for n in members)
         if self.terms.adjacency is Adjacency.REPLACE and min(self.plans[n].rate for n in members) < 1:
-            reason = "hidden draws of convex steps are accounted as add/remove"
+            reason = "hidden draws of convex steps are accounted under add/remove only"
             refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or mechanism = "output"')
         turns = max(math.ceil(most[n] / self.plans[n].groups) for n in members)
         if turns == 1:
@@ -327,7 +330,7 @@ class ConvexSegments(SegmentSums):
         """Raise `Refused` unless steps are proved not to drive two paths apart."""
         asked = set(updates.task.named_fields())
         if updates.recall is not None or asked - ALLOWED:
-            reason = "convex steps are proved for the data's loss and public L2 or proximal terms only"
+            reason = "convex steps are proved only for the data's loss with public L2 or proximal terms"
             what = ", ".join(sorted(asked - ALLOWED)) or "client memory"
             refuse("algorithm.name", f"with {what}", reason, "use h2fdp, fedavg, fedavgm, fedyogi or fedprox")
         eta = updates.task.learning_rate or self.terms.learning_rate
@@ -338,7 +341,9 @@ class ConvexSegments(SegmentSums):
             others = math.ceil(self.terms.sizes[n] / self.plans[n].groups) - 1
             smooth = curvature + SMOOTH * others / self.plans[n].expected_batch
             if eta * smooth > 2:
-                reason = f"client {n}: beyond 2 / (lambda + others / b) = {2 / smooth:.4g} steps drive paths apart"
+                reason = (
+                    f"client {n}: two paths diverge at step sizes above 2 / (lambda + others / b) = {2 / smooth:.4g}"
+                )
                 refuse(
                     "learning_rate",
                     f"{eta:g}",
@@ -355,10 +360,10 @@ class ConvexSegments(SegmentSums):
         steps = {n: task.steps or self.plans[n].steps for n in members}
         return steps, {n: task.most_steps or steps[n] for n in members}
 
-    def _private_plans(self, updates: Updates) -> list[PrivateSteps]:
+    @override
+    def _planned_steps(self, updates: Updates) -> dict[int, int]:
         self._check_contraction(updates, updates.cohort.members)
-        steps, _ = self._step_counts(updates)
-        return [replace(self.plans[n], noise_multiplier=0.0, steps=steps[n]) for n in updates.cohort.members]
+        return self._step_counts(updates)[0]
 
     def _add_noise(
         self,

@@ -34,7 +34,7 @@ from sightline.training.call import CallId, CallKind, TrainingCall
 def choice_sharpness(epsilon: float, *, unit: Unit, adjacency: Adjacency, examples: int) -> float:
     """Return the weight a of one correct answer in the exponent, by the table above."""
     if not epsilon > 0:
-        invalid("selection_epsilon", epsilon, "a private choice costs a positive epsilon")
+        invalid("selection_epsilon", epsilon, "must be positive: a private choice has a cost")
     largest = examples if unit is Unit.CLIENT else 1
     return epsilon / (largest * (2 if adjacency is Adjacency.REPLACE else 1))
 

@@ -138,8 +138,8 @@ class TwoSums:
         rejected = not bool(torch.isfinite(update).all())
         # Zero in both balls: a client whose update is broken somewhere must not pass with the other piece.
         whole = torch.zeros_like(update) if rejected else update
-        for some, positions, radius in zip(self.sums, self.positions, self.clips, strict=True):
-            some.add(whole[positions], clip_norm=clip_norm * radius)
+        for total, positions, radius in zip(self.sums, self.positions, self.clips, strict=True):
+            total.add(whole[positions], clip_norm=clip_norm * radius)
         return rejected
 
     def noisy_sum(
@@ -147,8 +147,8 @@ class TwoSums:
     ) -> Tensor:
         """Return both sums with their own noise, in one vector."""
         value = torch.zeros(self.dimension)
-        for some, positions, radius, noise in zip(self.sums, self.positions, self.clips, self.noises, strict=True):
-            value[positions] = some.noisy_sum(
+        for total, positions, radius, noise in zip(self.sums, self.positions, self.clips, self.noises, strict=True):
+            value[positions] = total.noisy_sum(
                 clip_norm=clip_norm * radius, noise_multiplier=noise_multiplier * noise, adjacency=adjacency, rng=rng
             )
         return value

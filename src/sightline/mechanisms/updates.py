@@ -1,6 +1,6 @@
 """Public values, private updates, and the interface through which a mechanism asks clients to train."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -13,8 +13,6 @@ from sightline.errors import Refused
 from sightline.ledger import Ledger
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.submodels import Splitter
-from sightline.plugins import BrokenLaw
-from sightline.topology import Channel
 from sightline.training.call import (
     AS_PLANNED,
     Block,
@@ -211,7 +209,7 @@ class Updates:
 
     def train_members(self) -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) of every member by ordinary local training, computed one by one on demand."""
-        return self._updates_of(self._run(lambda some: some.make_call(CallKind.TRAIN)))
+        return self._updates_of(self._run(lambda updates: updates.make_call(CallKind.TRAIN)))
 
     def train_privately(self, plans: Sequence[PrivateSteps]) -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) of every member by DP-SGD at the client."""
@@ -219,7 +217,7 @@ class Updates:
 
     def train_segments(self, plan_steps: "Callable[[Updates], Sequence[PrivateSteps]]") -> Iterator[tuple[int, Tensor]]:
         """Return (client, end - start) by plans that depend on members and task only; channels share the training."""
-        return self._updates_of(self._run(lambda some: some.make_call(CallKind.DP_SGD, plan_steps(some))))
+        return self._updates_of(self._run(lambda updates: updates.make_call(CallKind.DP_SGD, plan_steps(updates))))
 
     def gradient_sums(self, plans: Sequence[PrivateSteps]) -> Iterator[Tensor]:
         """Return each member's sum of clipped gradients, before noise."""
@@ -267,92 +265,3 @@ class SharedTraining:
         # `pop`: a row that is released twice under two noises could be averaged; a second request raises KeyError
         # instead.
         yield list(members), torch.stack([self._ends.pop(member) for member in members])
-
-
-def refuse_look(*_: Any) -> NoReturn:
-    """Refuse a look at a hidden cohort, with one line that does not depend on it."""
-    seen = (
-        "who takes part cannot be read, nor how many, because epsilon counts on sampling to hide it; hand the cohort "
-        'to r.train and the updates to r.release_mean as they are, or use sampling.clients.scheme = "full"'
-    )
-    raise BrokenLaw("a drawn cohort stays hidden", seen)
-
-
-class Sealed:
-    """What an algorithm of another package gets in place of something that tells who was drawn.
-
-    Guarantees: every attribute, comparison, iteration and printed form is refused, always with the same line. The
-    round opens it. Python cannot keep malicious code from doing the same.
-    """
-
-    def __init__(self, inside: Any, possible: frozenset[int], draws: Sequence[Any]) -> None:
-        object.__setattr__(self, "_inside", inside)
-        object.__setattr__(self, "_possible", possible)  # all who could have been drawn
-        object.__setattr__(self, "_draws", tuple(draws))
-
-    def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name.startswith("_") else refuse_look()
-
-    def __bool__(self) -> bool:
-        return True
-
-    __len__ = __iter__ = __contains__ = __getitem__ = __repr__ = __eq__ = __hash__ = __reduce__ = refuse_look
-
-
-class SealedCohort(Sealed, Cohort):
-    """A cohort whose members only the round may know."""
-
-
-class SealedUpdates(Sealed, Updates):
-    """The updates of such a cohort."""
-
-
-def open_sealed(sealed: Sealed) -> tuple[Any, frozenset[int], tuple[Any, ...]]:
-    """Return the content, all clients that could have been drawn, and the draws. Only the round may call this."""
-    return sealed._inside, sealed._possible, sealed._draws
-
-
-TOGETHER_FLOATS = 1 << 27
-"""Above this many numbers (512 MB) the end vectors of a whole cohort are not kept; parts are trained one by one."""
-
-
-def share_training(updates: Updates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
-    """Return the updates of each channel's members, bit for bit as if each channel had been trained by itself.
-
-    Guarantees: no client's update is in two parts, so no noise is used twice; every part has its own noise.
-    """
-    if isinstance(updates, SealedUpdates):
-        return _share_sealed(updates, channels)
-    _check_apart(channels, updates.cohort.members)
-    together = updates.worker.nodes is None and len(updates.cohort.members) * updates.worker.dimension
-    shared = SharedTraining(updates) if together and together <= TOGETHER_FLOATS else None
-    return [(_channel_part(updates, shared, channel, index + 1), channel) for index, channel in enumerate(channels)]
-
-
-def _share_sealed(updates: SealedUpdates, channels: Sequence[Channel]) -> list[tuple[Updates, Channel]]:
-    """Share sealed updates between channels; a refusal does not depend on who was drawn."""
-    inside, possible, draws = open_sealed(updates)
-    _check_apart(channels, possible)
-    parts = share_training(inside, channels)
-    return [(SealedUpdates(part, possible & set(channel.members), draws), channel) for part, channel in parts]
-
-
-def _check_apart(channels: Sequence[Channel], members: Iterable[int]) -> None:
-    taken: set[int] = set()
-    for channel in channels:
-        if taken & set(channel.members):
-            raise Refused(f"channel={channel.name}: shares a member with another; train for each of them by itself")
-        taken |= set(channel.members)
-    if set(members) - taken:
-        raise Refused("cohort: has members that are in none of the channels; name a channel for each of them")
-
-
-def _channel_part(updates: Updates, shared: SharedTraining | None, channel: Channel, number: int) -> Updates:
-    own = frozenset(channel.members)
-    members = tuple(member for member in updates.cohort.members if member in own)
-    starts = {member: updates.starts[member] for member in members}
-    places = [index for index, member in enumerate(updates.cohort.members) if member in own]
-    task = updates.task.select_clients(places)
-    at = replace(updates.at, part=number)
-    eligible = frozenset[int]().union(*(updates.behind.get(n, updates.eligible) for n in channel.members))
-    return replace(updates, cohort=Cohort(members), starts=starts, shared=shared, task=task, at=at, eligible=eligible)

@@ -120,7 +120,7 @@ def build_stages(
 def stem_of(size: int, channels: int, width: int, groups: int) -> nn.Module:
     """Return the stem. 7: strided 7x7 convolution and pool (large images); 3: 3x3 convolution (small images)."""
     if size not in (3, 7):
-        invalid("model.stem", size, "is 7 (large images, as He et al.) or 3 (small images)")
+        invalid("model.stem", size, "must be 7 (large images, as in He et al.) or 3 (small images)")
     first = [convolution_layer(channels, width, size, 2 if size == 7 else 1), group_norm(width, groups), nn.ReLU()]
     return nn.Sequential(*first, nn.MaxPool2d(3, 2, padding=1)) if size == 7 else nn.Sequential(*first)
 
@@ -169,7 +169,7 @@ def resnet(
     inputs = image_channels("resnet", input_shape, kind)
     sizes = check_widths("channels", channels)
     if not sizes:
-        invalid("model.channels", list(channels), "names at least one stage", "give channels = [16, 32]")
+        invalid("model.channels", list(channels), "must name at least one stage", "give channels = [16, 32]")
     shape = [(width, check_positive("depth", depth)) for width in sizes]
     blocks, width = build_stages(Block, sizes[0], shape, check_positive("groups", groups))
     return ResNet(stem_of(3, inputs, sizes[0], groups), blocks, mean_head(width, classes))
@@ -196,7 +196,7 @@ def mlp(
     """Return fully connected layers of the widths in `hidden`, optional dropout after each, and the output layer."""
     refuse_text("mlp", kind)
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        invalid("model.dropout", dropout, "a rate lies in [0, 1)")
+        invalid("model.dropout", dropout, "must be in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = prod(input_shape)
     for index, size in enumerate(check_widths("hidden", hidden)):
@@ -212,7 +212,7 @@ def mlp(
 def activation_layer(name: str) -> nn.Module:
     """Return the activation layer of that name; raise for an unknown name."""
     if str(name) not in ACTIVATIONS:
-        invalid("model.activation", name, "no such activation", did_you_mean(str(name), list(ACTIVATIONS)))
+        invalid("model.activation", name, "unknown activation", did_you_mean(str(name), list(ACTIVATIONS)))
     return ACTIVATIONS[str(name)]()
 
 
@@ -220,21 +220,21 @@ def check_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Return the values; raise unless they are a list of positive whole numbers."""
     given = values if isinstance(values, Sequence) and not isinstance(values, str) else None
     if given is None or not all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in given):
-        invalid(f"model.{name}", values, "is a list of positive whole numbers", f"give {name} = [64]")
+        invalid(f"model.{name}", values, "must be a list of positive whole numbers", f"give {name} = [64]")
     return tuple(given)
 
 
 def check_positive(name: str, value: int) -> int:
     """Return the value; raise unless it is a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        invalid(f"model.{name}", value, "is a positive whole number")
+        invalid(f"model.{name}", value, "must be a positive whole number")
     return value
 
 
 def refuse_text(model: str, kind: Kind) -> None:
     """Raise for text: token numbers are not measurements, so a dense layer on them is meaningless."""
     if kind is Kind.TEXT:
-        invalid("model.name", model, "takes vectors or images, and the data are text", 'use "bilstm" or "lstm"')
+        invalid("model.name", model, "takes vectors or images, but the data are text", 'use "bilstm" or "lstm"')
 
 
 def cnn(*, input_shape: tuple[int, ...], classes: int, kind: Kind, activation: str = "relu") -> nn.Module:
@@ -295,7 +295,7 @@ def image_channels(model: str, input_shape: tuple[int, ...], kind: Kind) -> int:
     """Return the number of channels; raise unless the examples are images."""
     if kind is not Kind.IMAGE or len(input_shape) != 3:
         invalid(
-            "model.name", model, f"takes images, and the data are {kind.value}s of shape {input_shape}", 'use "mlp"'
+            "model.name", model, f"takes images, but the data are {kind.value}s of shape {input_shape}", 'use "mlp"'
         )
     return input_shape[0]
 
@@ -323,7 +323,12 @@ def count_features(model: str, body: nn.Module, input_shape: tuple[int, ...]) ->
         with torch.no_grad():
             return int(body(torch.zeros(1, *input_shape)).shape[1])
     except RuntimeError:
-        invalid("model.name", model, f"images of {input_shape[1]}x{input_shape[2]} are too small for it", 'use "mlp"')
+        invalid(
+            "model.name",
+            model,
+            f"images of {input_shape[1]}x{input_shape[2]} are too small for this model",
+            'use "mlp"',
+        )
 
 
 @mark_own
@@ -339,9 +344,9 @@ class BiLSTM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of a batch of token sequences (n, tokens)."""
         states, _ = self.lstm(self.embedding(tokens))
-        words = (tokens != 0).unsqueeze(2).to(states.dtype)
+        mask = (tokens != 0).unsqueeze(2).to(states.dtype)
         # The clamp is for sequences of padding only, which have no words to average.
-        logits: Tensor = self.output((states * words).sum(1) / words.sum(1).clamp_min(1.0))
+        logits: Tensor = self.output((states * mask).sum(1) / mask.sum(1).clamp_min(1.0))
         return logits
 
 
@@ -356,9 +361,9 @@ def bilstm(
 ) -> nn.Module:
     """Return the bidirectional LSTM of the Sent140 experiments (embedding 300, 256 each way by default)."""
     if kind is not Kind.TEXT or len(input_shape) != 1:
-        invalid("model.name", "bilstm", f"takes token sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
+        invalid("model.name", "bilstm", f"takes token sequences, but the data are {kind.value}s", 'use "mlp" or "cnn"')
     if vocabulary < 1:
-        invalid("vocabulary", vocabulary, "the data state how many tokens there are")
+        invalid("vocabulary", vocabulary, "must be the number of tokens, which the data source sets")
     return BiLSTM(vocabulary, check_positive("embedding", embedding), check_positive("hidden", hidden), classes)
 
 
@@ -394,10 +399,10 @@ def lstm(
     Guarantees: an output depends on its own and earlier positions only, so no token is predicted from itself.
     """
     if kind not in (Kind.TEXT, Kind.SEQUENCE):
-        invalid("model.name", "lstm", f"takes sequences, and the data are {kind.value}s", 'use "mlp" or "cnn"')
-    words = kind is Kind.TEXT
-    if words and vocabulary < 1:
-        invalid("vocabulary", vocabulary, "the data state how many tokens there are")
-    width = check_positive("embedding", embedding) if words else input_shape[-1]
-    inputs = nn.Embedding(vocabulary, width) if words else nn.Identity()
+        invalid("model.name", "lstm", f"takes sequences, but the data are {kind.value}s", 'use "mlp" or "cnn"')
+    is_text = kind is Kind.TEXT
+    if is_text and vocabulary < 1:
+        invalid("vocabulary", vocabulary, "must be the number of tokens, which the data source sets")
+    width = check_positive("embedding", embedding) if is_text else input_shape[-1]
+    inputs = nn.Embedding(vocabulary, width) if is_text else nn.Identity()
     return LSTM(inputs, width, check_positive("hidden", hidden), classes, task == "language")

@@ -101,9 +101,7 @@ class FlatModel:
         """Return the vector of named tensors, the inverse of `split` for one model; raise for wrong names or shapes."""
         missing = {slot.name for slot in self.layout} ^ set(tensors)
         if missing:
-            invalid(
-                "tensors", sorted(missing)[0], f"the tensors of {self.name} are named otherwise", "start from split()"
-            )
+            invalid("tensors", sorted(missing)[0], f"{self.name} has other tensor names", "start from split()")
         for slot in self.layout:
             if tuple(tensors[slot.name].shape) != slot.shape:
                 invalid(
@@ -123,10 +121,12 @@ class FlatModel:
         """Return everything that `load_state_dict` expects: trained, frozen and tied tensors, and buffers."""
         trained, module = self.split(vector), self.module()
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        kept = {name: one for name, one in module.state_dict(keep_vars=True).items() if isinstance(one, Tensor)}
+        kept = {
+            name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)
+        }
         beside = {
-            name: trained[names[id(one)]] if names.get(id(one)) in trained else one.detach()
-            for name, one in kept.items()
+            name: trained[names[id(tensor)]] if names.get(id(tensor)) in trained else tensor.detach()
+            for name, tensor in kept.items()
             if name not in trained
         }
         return trained | beside
@@ -149,7 +149,11 @@ class FlatModel:
     def check_vector(self, vector: Tensor) -> None:
         """Raise unless the last axis of `vector` has length d."""
         if vector.shape[-1:] != (self.parameters,):
-            invalid("vector", tuple(vector.shape), f"{self.name} has {self.parameters} parameters on the last axis")
+            invalid(
+                "vector",
+                tuple(vector.shape),
+                f"{self.name} has {self.parameters} parameters, so the last axis must have that size",
+            )
 
 
 def make_module(factory: Callable[[], nn.Module], *, seed: int) -> nn.Module:

@@ -80,7 +80,7 @@ class Walk:
         self.outside = outside
         # Seen objects stay alive, so that no other object can get the same id.
         self.alive: list[Any] = list(trained)
-        self.seen = {id(one): number for number, one in enumerate(self.alive)}
+        self.seen = {id(item): number for number, item in enumerate(self.alive)}
         # Trained parameters change in training; that is not state.
         self.trained, self.count = frozenset(self.seen), 0
         # Functions of the user's own code.
@@ -101,18 +101,18 @@ class Walk:
         if isinstance(layer, torch.jit.ScriptModule):
             yield f"module '{name}' (torch.jit, {UNSEEN})", Itself(object())
             return
-        for word, tensor in layer._buffers.items():
-            yield from self.of_tensor(f"buffer '{prefix}{word}'", tensor)
-        for word, parameter in layer._parameters.items():
-            yield from self.of_tensor(f"parameter '{prefix}{word}'", parameter)
+        for key, tensor in layer._buffers.items():
+            yield from self.of_tensor(f"buffer '{prefix}{key}'", tensor)
+        for key, parameter in layer._parameters.items():
+            yield from self.of_tensor(f"parameter '{prefix}{key}'", parameter)
             if parameter is not None and id(parameter) in self.trained:
-                yield from self.of_extras(f"parameter '{prefix}{word}'", parameter)
-        for word, value in vars(layer).items():
-            if word not in WITHOUT:
-                yield from self.of_value(f"attribute '{prefix}{word}'", value)
-        for word, part in layer._modules.items():
+                yield from self.of_extras(f"parameter '{prefix}{key}'", parameter)
+        for key, value in vars(layer).items():
+            if key not in WITHOUT:
+                yield from self.of_value(f"attribute '{prefix}{key}'", value)
+        for key, part in layer._modules.items():
             if part is not None:
-                yield from self.of_layer(f"{prefix}{word}", part)
+                yield from self.of_layer(f"{prefix}{key}", part)
         if type(layer) not in OURS:
             yield from self.of_class(type(layer))
 
@@ -128,11 +128,11 @@ class Walk:
 
     def of_extras(self, path: str, tensor: Tensor) -> Iterator[Leaf]:
         """Yield hooks and attributes attached to a tensor."""
-        for word in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if getattr(tensor, word, None):
-                yield from self.of_value(f"{word} of {path}", getattr(tensor, word))
-        for word, value in getattr(tensor, "__dict__", {}).items():
-            yield from self.of_value(f"{path}.{word}", value)
+        for attribute in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(tensor, attribute, None):
+                yield from self.of_value(f"{attribute} of {path}", getattr(tensor, attribute))
+        for attribute, value in getattr(tensor, "__dict__", {}).items():
+            yield from self.of_value(f"{path}.{attribute}", value)
 
     def of_value(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a value, or its contents."""
@@ -186,23 +186,23 @@ class Walk:
 
     def of_container(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a container as one leaf if it holds plain values only, else its items one by one."""
-        kind = next(one for one in CONTAINERS if isinstance(value, one))
+        kind = next(container for container in CONTAINERS if isinstance(value, container))
         # The base class's own iteration, because a subclass may override it.
         inside = list(dict.values(value) if kind is dict else kind.__iter__(value))
         keys = list(dict.keys(value)) if kind is dict else []
         if isinstance(value, OrderedDict):  # it has an order of its own, which `move_to_end` changes
             keys = list(OrderedDict.keys(value))
             inside = [dict.__getitem__(value, key) for key in keys]
-        plain = all(type(one) in PLAIN for one in chain(inside, keys))
+        plain = all(type(item) in PLAIN for item in chain(inside, keys))
         if plain:
             yield path, (type(value), keys, set(inside) if kind in (set, frozenset) else inside)
         else:
             yield path, (type(value), len(inside))
-        for number, one in enumerate([] if plain else inside):
+        for number, item in enumerate([] if plain else inside):
             if keys and type(keys[number]) not in PLAIN:
                 yield from self.of_value(f"key {number} of {path}", keys[number])
-            word = repr(keys[number]) if keys and type(keys[number]) in PLAIN else str(number)
-            yield from self.of_value(f"{path}[{word}]", one)
+            label = repr(keys[number]) if keys and type(keys[number]) in PLAIN else str(number)
+            yield from self.of_value(f"{path}[{label}]", item)
         if type(value) is defaultdict:
             yield from self.of_value(path, value.default_factory)
         elif type(value) is not kind:
@@ -211,13 +211,13 @@ class Walk:
     def of_attributes(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield attributes and slots of an object, bypassing its own accessors, and its class."""
         known = LOGGER if isinstance(value, logging.Logger) else ()
-        for word, slot in slots_of(cast(Any, type(value))):
-            for one in _read_slot(slot, value):
-                yield from self.of_value(f"{path}.{word}", one)
+        for key, slot in slots_of(cast(Any, type(value))):
+            for content in _read_slot(slot, value):
+                yield from self.of_value(f"{path}.{key}", content)
         # Sorted, because a copy may have another order.
-        for word, one in sorted(getattr(value, "__dict__", {}).items()):
-            if word not in known:
-                yield from self.of_value(f"{path}.{word}", one)
+        for key, content in sorted(getattr(value, "__dict__", {}).items()):
+            if key not in known:
+                yield from self.of_value(f"{path}.{key}", content)
         yield from self.of_class(type(value))
 
     def of_parts(self, path: str, value: Any) -> Iterator[Leaf]:
@@ -246,7 +246,7 @@ class Walk:
         elif isinstance(parts, str):
             yield path, Itself(value)
         else:
-            more = (list(some) if some is not None else None for some in parts[3:5])
+            more = (list(items) if items is not None else None for items in parts[3:5])
             yield from self.of_value(path, (parts[1], parts[2] if len(parts) > 2 else None, *more))
 
     def of_cache(self, path: str, value: Any) -> Iterator[Leaf]:
@@ -254,12 +254,14 @@ class Walk:
         if is_installed(getattr(value, "__module__", None)):
             return
         yield path, value.cache_info().currsize
-        kept = next(one for one in gc.get_referents(value) if type(one) is dict and one is not vars(value))
+        kept = next(
+            referent for referent in gc.get_referents(value) if type(referent) is dict and referent is not vars(value)
+        )
         # The marker object that functools puts before keyword arguments.
-        mark = [one for one in gc.get_referents(value) if type(one) is object]
+        mark = [referent for referent in gc.get_referents(value) if type(referent) is object]
         for number, key in enumerate(list(kept)):
             given = key if type(key) is tuple else (key,)
-            if value.cache_parameters()["typed"] or any(one is known for one in given for known in mark):
+            if value.cache_parameters()["typed"] or any(item is known for item in given for known in mark):
                 yield f"{path} (a cache by type or keyword, {UNSEEN})", Itself(object())
                 return
             yield from self.of_value(f"{path}[{number}]", value(*given))
@@ -267,13 +269,13 @@ class Walk:
 
     def of_class(self, kind: type) -> Iterator[Leaf]:
         """Yield attributes and functions of a user's class and of its bases."""
-        for one in (*kind.__mro__, type(kind)):
-            if id(one) in self.seen or is_installed(one.__module__):
+        for base in (*kind.__mro__, type(kind)):
+            if id(base) in self.seen or is_installed(base.__module__):
                 continue
-            self.mark_seen(one)
-            for word, value in vars(one).items():
-                if word not in MADE_BY_PYTHON:
-                    yield from self.of_value(f"class attribute '{one.__name__}.{word}'", value)
+            self.mark_seen(base)
+            for key, value in vars(base).items():
+                if key not in MADE_BY_PYTHON:
+                    yield from self.of_value(f"class attribute '{base.__name__}.{key}'", value)
 
     def of_builtin(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield a C function and the object it is bound to."""
@@ -301,9 +303,9 @@ class Walk:
         if is_installed(function.__module__):
             return
         self.functions.append(function)
-        for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
-                yield from self.of_value(f"'{word}' in the closure of {function.__name__}", cell.cell_contents)
+                yield from self.of_value(f"'{variable}' in the closure of {function.__name__}", cell.cell_contents)
             # The cell is not filled yet.
             except ValueError:
                 continue
@@ -314,9 +316,9 @@ class Walk:
         """Yield the global names that a function's code uses, also inside the modules it names."""
         names, within = sorted(looked_up_names(function.__code__)), set[int]()
         scopes = [function.__globals__, *([vars(sys.modules["builtins"]), sys.modules] if self.outside else [])]
-        for word in names:
-            result = next((some[word] for some in scopes if word in some), None)
-            yield from self.of_global(f"global '{word}'", result, names, within)
+        for name in names:
+            result = next((scope[name] for scope in scopes if name in scope), None)
+            yield from self.of_global(f"global '{name}'", result, names, within)
 
     def of_global(self, path: str, value: Any, names: list[str], within: set[int]) -> Iterator[Leaf]:
         """Yield a global value; of a module what the names refer to in it, of installed code only what was attached."""
@@ -324,11 +326,11 @@ class Walk:
             if id(value) in within or not (self.outside or not is_installed(value.__name__)):
                 return
             within.add(id(value))
-            for inner in (one for one in names if one in vars(value)):
+            for inner in (name for name in names if name in vars(value)):
                 yield from self.of_global(f"{path[:-1]}.{inner}'", vars(value)[inner], names, within)
         elif isinstance(value, type | FunctionType) and is_installed(value.__module__):
             yield path, Itself(value)
-            for inner in (one for one in names if one in vars(value)):
+            for inner in (name for name in names if name in vars(value)):
                 if not callable(vars(value)[inner]):
                     yield from self.of_value(f"{path[:-1]}.{inner}'", vars(value)[inner])
         else:
@@ -338,8 +340,8 @@ class Walk:
 @functools.lru_cache(maxsize=1024)
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Return the slots of a class, whatever their names."""
-    every = (pair for one in reversed(kind.__mro__) for pair in vars(one).items())
-    return tuple((word, slot) for word, slot in every if isinstance(slot, types.MemberDescriptorType))
+    every = (pair for base in reversed(kind.__mro__) for pair in vars(base).items())
+    return tuple((key, slot) for key, slot in every if isinstance(slot, types.MemberDescriptorType))
 
 
 def _read_slot(slot: Any, value: Any) -> tuple[Any, ...]:
@@ -398,12 +400,12 @@ def reduced(value: Any) -> Any:
 def looked_up_names(code: CodeType) -> frozenset[str]:
     """Return the names that a piece of code and its inner functions look up, or hold as text."""
     names = set(code.co_names)
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            names |= looked_up_names(one)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= looked_up_names(constant)
         # Text counts too: getattr and globals() look names up by it.
-        elif isinstance(one, str) and one.isidentifier():
-            names.add(one)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
     return frozenset(names)
 
 

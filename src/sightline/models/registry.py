@@ -187,15 +187,15 @@ def known_factory(name: str) -> Factory:
     """Return the factory of a bundled model; raise for an unknown name."""
     if name not in MODELS:
         way_out = did_you_mean(name, list(MODELS)) + ' (your own: "package.module:factory")'
-        invalid("model.name", name, "no such model", way_out)
+        invalid("model.name", name, "unknown model", way_out)
     return MODELS[name]
 
 
 def own_factory(name: str) -> Factory:
     """Return the user's factory behind "package.module:factory"."""
     if is_given_model(name):
-        reason = "the model was handed over by a Python program, and no file can give it back"
-        invalid("model.name", name, reason, "hand it over again: sightline.run(..., model=...)")
+        reason = "the model was passed by a Python program and cannot be restored from a file"
+        invalid("model.name", name, reason, "pass it again: sightline.run(..., model=...)")
     return import_object("model.name", name, "a function or class that returns a torch.nn.Module")
 
 
@@ -209,7 +209,7 @@ def import_object(key: str, name: str, what: str) -> Callable[..., Any]:
         invalid(key, name, f"module {module_name!r} cannot be imported ({cause})", "check PYTHONPATH and spelling")
     result = getattr(module, attribute, None)
     if result is None:
-        known = [word for word in vars(module) if not word.startswith("_")]
+        known = [key for key in vars(module) if not key.startswith("_")]
         invalid(key, name, f"module {module_name!r} has no {attribute!r}", did_you_mean(attribute, known))
     if not callable(result):
         invalid(key, name, "is not callable", f"name {what}")
@@ -242,11 +242,11 @@ class ModuleCopies:
             copied = deepcopy(module).cpu()
         except Exception as error:
             reason = f"cannot be copied ({cause_of(error)})"
-            invalid("model", name, reason, "give a function that makes it in the place of the module")
-        shared = {id(one) for one in chain(module.parameters(), module.buffers())}
+            invalid("model", name, reason, "pass a function that creates the module")
+        shared = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
         # A custom __deepcopy__ may return shared tensors; training would then change the caller's module.
-        if copied is module or any(id(one) in shared for one in chain(copied.parameters(), copied.buffers())):
-            invalid("model", name, "its copy shares tensors with it", "give a function that makes it")
+        if copied is module or any(id(tensor) in shared for tensor in chain(copied.parameters(), copied.buffers())):
+            invalid("model", name, "its copy shares tensors with it", "pass a function that creates the module")
         copied.zero_grad(set_to_none=True)
         return copied
 
@@ -264,7 +264,7 @@ def read_given_model(model: Any) -> tuple[str, Factory]:
         return GIVEN + type(model).__name__, ModuleCopies(model)
     if not callable(model):
         way_out = "give a torch.nn.Module, a function that returns one, or a name"
-        invalid("model", type(model).__name__, "is no model", way_out)
+        invalid("model", type(model).__name__, "is not a model", way_out)
     function = model.func if isinstance(model, partial) else model
     name = str(getattr(function, "__name__", type(function).__name__))
     return GIVEN + (re.sub(r"\W", "_", name) or "factory"), model
@@ -272,10 +272,14 @@ def read_given_model(model: Any) -> tuple[str, Factory]:
 
 def refuse_shared_weights(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> None:
     """Raise if a factory returns the same trained tensors twice: one client's training would change another's model."""
-    first = {parameter.data_ptr(): word for word, parameter in trained_parameters(module) if parameter.numel()}
-    for word, parameter in trained_parameters(make_module(ready, seed=0)):
+    first = {
+        parameter.data_ptr(): tensor_name for tensor_name, parameter in trained_parameters(module) if parameter.numel()
+    }
+    for tensor_name, parameter in trained_parameters(make_module(ready, seed=0)):
         if parameter.data_ptr() in first and parameter.numel():
-            reason = f"the factory returns the same {word!r} every time, so that training it changes it for all"
+            reason = (
+                f"the factory returns the same tensor {tensor_name!r} on every call, so training changes every copy"
+            )
             invalid("model.name", name, reason, "return a new module from every call")
 
 
@@ -284,17 +288,15 @@ def arguments_for(name: str, factory: Factory, facts: Mapping[str, Any], setting
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
-        invalid("model.name", name, "nobody can say which arguments it takes", "wrap it into a function")
+        invalid("model.name", name, "the arguments of this callable cannot be inspected", "wrap it in a function")
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = [word for word, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    known = [word for word in named if word not in facts]
-    for word in settings:
-        if word in facts or (word not in known and not takes_any):
+    named = [key for key, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [key for key in named if key not in facts]
+    for key in settings:
+        if key in facts or (key not in known and not takes_any):
             reason = f"{name} has no such setting"
-            invalid(
-                f"model.{word}", settings[word], reason, did_you_mean(word, known) if known else "it has no settings"
-            )
-    return {word: fact for word, fact in facts.items() if takes_any or word in named} | dict(settings)
+            invalid(f"model.{key}", settings[key], reason, did_you_mean(key, known) if known else "it has no settings")
+    return {key: fact for key, fact in facts.items() if takes_any or key in named} | dict(settings)
 
 
 def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.Module:
@@ -306,7 +308,7 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
     except Exception as error:
         cause = cause_of(error)
         if isinstance(error, MemoryError | RuntimeError) and TOO_LARGE.search(str(error)):
-            invalid("model.name", name, f"does not fit into the memory ({cause})", "make it smaller")
+            invalid("model.name", name, f"does not fit into memory ({cause})", "make it smaller")
         # A failure in a bundled factory is a bug of ours: show its traceback.
         if not own:
             raise
@@ -314,29 +316,33 @@ def first_module(name: str, ready: Callable[[], nn.Module], *, own: bool) -> nn.
             "model.name", name, f"the factory failed ({cause})", "it is called with input_shape, classes and settings"
         )
     if not isinstance(module, nn.Module):
-        invalid("model.name", name, f"the factory gave a {type(module).__name__}", "return a torch.nn.Module")
-    for word, tensor in chain(module.named_parameters(), module.named_buffers()):
+        invalid("model.name", name, f"the factory returned a {type(module).__name__}", "return a torch.nn.Module")
+    for tensor_name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if is_lazy(tensor):
-            invalid("model.name", name, f"{word!r} has no shape yet (a lazy layer)", "give its layer all its sizes")
+            invalid(
+                "model.name", name, f"{tensor_name!r} has no shape yet (a lazy layer)", "give the layer all its sizes"
+            )
     return module
 
 
 def same_constants(name: str, module: nn.Module, ready: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Return the module's frozen tensors and buffers; raise unless the factory always creates the same."""
-    result = {word: tensor.clone() for word, tensor in constants_of(module).items()}
+    result = {tensor_name: tensor.clone() for tensor_name, tensor in constants_of(module).items()}
     # Constants are created on every node from the factory. If they differed, nodes would train different models.
     again = constants_of(make_module(ready, seed=0)) if result else {}
-    for word, tensor in result.items():
-        if word not in again or not same_numbers(tensor, again[word]):
-            reason = f"the factory makes another {word!r} every time, and frozen tensors and buffers do not travel"
+    for tensor_name, tensor in result.items():
+        if tensor_name not in again or not same_numbers(tensor, again[tensor_name]):
+            reason = (
+                f"the factory creates a different {tensor_name!r} on every call, but each node creates its own copy"
+            )
             invalid("model.name", name, reason, "draw it from torch's generator, or read it from a file")
     return result
 
 
 def cause_of(error: Exception) -> str:
     """Return type and first words of an error in the user's code, on one line."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    return words if len(words) <= 160 else words[:157] + "..."
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
@@ -344,9 +350,9 @@ def check_module(name: str, module: nn.Module, model: FlatModel) -> None:
     if not model.layout:
         reason = "all parameters are frozen" if model.constants else "the module has no parameters"
         invalid("model.name", name, reason, "give it at least one layer to train")
-    for word, parameter in trained_parameters(module):
+    for tensor_name, parameter in trained_parameters(module):
         if parameter.dtype != torch.float32:
-            invalid("model.name", name, f"parameter {word!r} is {parameter.dtype}", "use float32 parameters")
+            invalid("model.name", name, f"parameter {tensor_name!r} is {parameter.dtype}", "use float32 parameters")
     # Several batch sizes, one among them: a layer that confuses the batch with channels gives a wrong shape for some.
     for batch in (2, 3) if mixing_layer(module) is not None else (1, 2, 3):
         check_output(name, module, model, batch)
@@ -363,10 +369,10 @@ def check_output(name: str, module: nn.Module, model: FlatModel, batch: int) -> 
             output = module.eval()(probe_inputs(model, batch))
     except Exception as error:
         cause, shape = cause_of(error), (batch, *model.input_shape)
-        invalid("model.name", name, f"fails on a batch of shape {shape} ({cause})", "fix its forward")
+        invalid("model.name", name, f"forward fails on a batch of shape {shape} ({cause})", "fix forward")
     result = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if not isinstance(result, tuple) or not model.task.fits_output(result, batch, model.classes):
-        reason = f"gives {result} for {batch} example{'s' if batch > 1 else ''}"
+        reason = f"returns {result} for {batch} example{'s' if batch > 1 else ''}"
         invalid("model.name", name, reason, model.task.describe_output(model.classes))
 
 
@@ -383,9 +389,9 @@ def check_loss(model: FlatModel, module: nn.Module) -> None:
         invalid("model.loss", name, reason, "it is called with one example's output and target, without a batch axis")
     if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
         looks = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        invalid("model.loss", name, f"gives {looks} for one example", "return one number, as a tensor")
+        invalid("model.loss", name, f"returns {looks} for one example", "return one number, as a tensor")
     if result.grad_fn is None:
-        invalid("model.loss", name, "gives a number that does not depend on the output", "compute it by torch")
+        invalid("model.loss", name, "the loss does not depend on the output", "compute it with torch operations")
 
 
 def own_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:

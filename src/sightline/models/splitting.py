@@ -1,10 +1,10 @@
-"""Split a model into parts that are trained alone: dense and residual submodels, and dropout as two parts."""
+"""Split a model into parts that are trained alone, by its settings or by dropout masks."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -16,14 +16,23 @@ from torch import Tensor, nn
 from sightline.config import Split
 from sightline.data.federation import Kind
 from sightline.errors import did_you_mean, invalid, refuse
-from sightline.models.flat import FlatModel, constants_of, layout_of, mark_own, probe_inputs, unknown_part
+from sightline.models.flat import FlatModel, layout_of, mark_own, probe_inputs, unknown_part
 from sightline.models.submodel import (
     Inputs,
     Partitions,
+    SplittableDense,
     Splitting,
     Submodel,
+    cut_layers,
     deal_positions,
+    dense_chain,
+    dense_submodel,
+    has_blocks,
+    residual_submodel,
+    splittable_blocks,
+    unsplit_dense,
     unsplit_mask,
+    unsplit_tensors,
     whole_weights,
 )
 
@@ -51,7 +60,7 @@ class Touch:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class SplittableLayer:
     """A layer of the chain, with the output shape of one example."""
 
     name: str
@@ -59,26 +68,28 @@ class Layer:
     output: tuple[int, ...]
 
 
-def check_layer(layer: Layer) -> None:
+def check_layer(layer: SplittableLayer) -> None:
     """Raise for a rate other than one half, and for masks that drop pixels instead of channels."""
     rate = layer.module.p
     if rate != 0.5:
         reason = "amplification needs rate 0.5: only then are a mask and its complement equally likely"
-        refuse("model.dropout", rate, reason, "use 0.5, or remove algorithm.split (dropout stays, nothing is claimed)")
+        refuse(
+            "model.dropout", rate, reason, "use 0.5, or remove algorithm.split (dropout stays, without amplification)"
+        )
     whole_nodes = len(layer.output) == 1 if isinstance(layer.module, nn.Dropout) else len(layer.output) == 3
     if not whole_nodes or not isinstance(layer.module, nn.Dropout | nn.Dropout2d):
         reason = "a convolution's weights are dropped only with whole channels"
         refuse(layer.name, type(layer.module).__name__, reason, "use torch.nn.Dropout2d on images")
 
 
-def trace_layers(model: FlatModel, module: nn.Module) -> list[Layer]:
+def trace_layers(model: FlatModel, module: nn.Module) -> list[SplittableLayer]:
     """Return the layers of the model's nested chains in order, each with its output shape."""
-    result: list[Layer] = []
+    result: list[SplittableLayer] = []
     x = probe_inputs(model, 1)
     with torch.no_grad():
         for name, child in chain_layers(module):
             x = child(x)
-            result.append(Layer(name, child, tuple(x.shape[1:])))
+            result.append(SplittableLayer(name, child, tuple(x.shape[1:])))
     return result
 
 
@@ -91,7 +102,7 @@ def chain_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
             yield prefix + name, child
 
 
-def touched_by(layers: list[Layer], index: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
+def touched_by(layers: list[SplittableLayer], index: int, first: int, names: Mapping[int, str]) -> Iterator[Touch]:
     """Yield the tensors into and out of the nodes of one dropout layer; `names` are tensor names by identity."""
     nodes = layers[index].output[0]
     before = next((layer for layer in reversed(layers[:index]) if not isinstance(layer.module, PER_NODE)), None)
@@ -112,7 +123,7 @@ def flattens_examples(module: nn.Module) -> bool:
     return isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
 
 
-def has_nodes_in_front(layer: Layer) -> bool:
+def has_nodes_in_front(layer: SplittableLayer) -> bool:
     """Return whether each entry of the first axis of the layer's tensors makes exactly one node."""
     module = layer.module
     if isinstance(module, nn.LayerNorm):
@@ -120,7 +131,7 @@ def has_nodes_in_front(layer: Layer) -> bool:
     return type(module) is nn.GroupNorm or columns_of(layer) is not None
 
 
-def columns_of(layer: Layer) -> Tensor | None:
+def columns_of(layer: SplittableLayer) -> Tensor | None:
     """Return the weight from input nodes (axis 1) to output nodes (axis 0) of a dense layer or plain convolution."""
     module = layer.module
     if type(module) is nn.Linear:
@@ -266,11 +277,11 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
     """Return the model's own dropout as a splitting; raise where the proof does not apply."""
     module = model.module().eval()
     if type(module) is not nn.Sequential or model.kind is Kind.TEXT:
-        reason = "which weights touch dropped nodes is read off a torch.nn.Sequential of vectors or images"
+        reason = "dropped weights can be derived only for a torch.nn.Sequential on vectors or images"
         refuse("model.name", model.name, reason, "use mlp with dropout = 0.5, or remove algorithm.split")
     strange = unknown_part(module)
     if strange is not None:
-        reason = f"what {strange} does with a dropped node is not known, and the proof needs that it stays silent"
+        reason = f"it is not known whether {strange} keeps dropped nodes at zero, which the proof needs"
         refuse("model.name", model.name, reason, "use torch's own layers, or remove algorithm.split")
     layers = trace_layers(model, module)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -289,157 +300,6 @@ def dropout_splitting(model: FlatModel) -> DropoutSplitting:
     # A tensor that two layers use may have a gradient under every mask: it counts as unsplit.
     own = tuple(touch for touch in touches if touch.tensor in trained - shared)
     return DropoutSplitting(model, masked_model(model, nodes), nodes, own)
-
-
-Units = Mapping[str, NDArray[np.int64]]
-"""Layer name -> the units that a submodel keeps."""
-
-
-@dataclass(frozen=True)
-class Dense:
-    """One affine layer of the network."""
-
-    name: str
-    inputs: int
-    outputs: int
-
-
-def dense_chain(module: nn.Module) -> list[Dense] | None:
-    """Return the affine layers of a plain chain without other parameters, else None."""
-    if type(module) is not nn.Sequential:
-        return None
-    children = list(module.named_children())
-    layers = [
-        Dense(name, child.in_features, child.out_features) for name, child in children if isinstance(child, nn.Linear)
-    ]
-    others = [child for _, child in children if not isinstance(child, nn.Linear) and list(child.parameters())]
-    return None if others or len(layers) < 2 else layers
-
-
-def cut_layers(layers: Sequence[Dense], unsplit: Sequence[str]) -> tuple[list[str], frozenset[str]]:
-    """Return (hidden layers whose units are dealt to the parts, layers requested unsplit)."""
-    names = [layer.name for layer in layers]
-    known = {"first": names[0], "last": names[-1]} | {name: name for name in names}
-    for word in unsplit:
-        if word not in known:
-            invalid("algorithm.split.unsplit", word, "no such layer", did_you_mean(word, list(known)))
-    whole = frozenset(known[word] for word in unsplit)
-    # Only every second layer is cut. Between two cut layers, weights from one part to another would belong to no part
-    # and never be trained under one partition.
-    cut: list[str] = []
-    for before, name in zip(["", *names], names[:-1], strict=False):
-        if name not in whole and before not in cut:
-            cut.append(name)
-    return cut, whole
-
-
-def unsplit_dense(
-    model: FlatModel, layers: Sequence[Dense], cut: Sequence[str], whole: frozenset[str]
-) -> frozenset[str]:
-    """Return the tensors that are requested unsplit, touch no cut layer, or are biases of layers that are not cut."""
-    after = {later.name for earlier, later in pairwise(layers) if earlier.name in cut}
-    split = {f"{name}.{word}" for name in cut for word in ("weight", "bias")}
-    split |= {f"{name}.weight" for name in after - whole}
-    return frozenset(slot.name for slot in model.layout) - split
-
-
-def narrow_network(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
-    """Return the network with only some units of its cut layers."""
-    module = factory()
-    before: NDArray[np.int64] | None = None
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear):
-            own = kept.get(name)
-            inputs = child.in_features if before is None else len(before)
-            outputs = child.out_features if own is None else len(own)
-            setattr(module, name, nn.Linear(inputs, outputs, bias=child.bias is not None))
-            before = own
-    return module
-
-
-def dense_submodel(model: FlatModel, layers: Sequence[Dense], kept: Units) -> Submodel:
-    """Return the submodel with these units."""
-    factory = partial(narrow_network, model.factory, kept)
-    layout = layout_of(factory())
-    positions = torch.cat([unit_positions(model, layers, kept, slot.name) for slot in layout])
-    small = FlatModel(
-        f"part of {model.name}", model.input_shape, model.classes, model.kind, layout, factory, model.vocabulary,
-        model.settings, task=model.task,
-    )  # fmt: skip
-    return Submodel(small, positions)
-
-
-def unit_positions(model: FlatModel, layers: Sequence[Dense], kept: Units, tensor: str) -> Tensor:
-    """Return the positions of a tensor's kept entries in the whole vector."""
-    slot = next(slot for slot in model.layout if slot.name == tensor)
-    numbers = torch.arange(slot.start, slot.stop).view(slot.shape)
-    name = tensor.rsplit(".", 1)[0]
-    index = [layer.name for layer in layers].index(name)
-    if name in kept:
-        numbers = numbers[torch.from_numpy(kept[name])]
-    if tensor.endswith("weight") and index and layers[index - 1].name in kept:
-        numbers = numbers[:, torch.from_numpy(kept[layers[index - 1].name])]
-    return numbers.reshape(-1)
-
-
-def has_blocks(module: nn.Module) -> bool:
-    """Return whether the module has a chain of blocks named `blocks`."""
-    return isinstance(getattr(module, "blocks", None), nn.Sequential)
-
-
-def splittable_blocks(model: FlatModel, unsplit: Sequence[str]) -> list[str]:
-    """Return the names of blocks that can be left out and are not requested unsplit, from input to output."""
-    module = model.module().eval()
-    blocks: nn.Sequential = module.blocks  # type: ignore[assignment]
-    names = [name for name, _ in blocks.named_children()]
-    wanted = {block_name(word, names) for word in unsplit}
-    same: dict[str, bool] = {}
-
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda _, given, output: same.__setitem__(name, given[0].shape == output.shape)
-
-    for name, block in blocks.named_children():
-        block.register_forward_hook(watch(name))
-    with torch.no_grad():
-        module(probe_inputs(model, 1))
-    # A block that changes the shape cannot be left out without its shortcut, so it stays unsplit.
-    return [name for name in names if same[name] and name not in wanted]
-
-
-def block_name(word: str, names: Sequence[str]) -> str:
-    """Return the block that `first`, `last` or `blocks.N` names; raise for an unknown name."""
-    known = {"first": names[0], "last": names[-1]} | {f"blocks.{name}": name for name in names}
-    if word not in known:
-        invalid("algorithm.split.unsplit", word, "no such block", did_you_mean(word, list(known)))
-    return known[word]
-
-
-def without_blocks(factory: Callable[[], nn.Module], left_out: frozenset[str]) -> nn.Module:
-    """Return the network without some of its blocks; the others keep their names."""
-    module = factory()
-    kept = [(name, block) for name, block in module.blocks.named_children() if name not in left_out]  # type: ignore[union-attr]
-    module.blocks = nn.Sequential(OrderedDict(kept))
-    return module
-
-
-def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
-    """Return the submodel without these blocks."""
-    factory = partial(without_blocks, model.factory, left_out)
-    module = factory()
-    layout, kept = layout_of(module), constants_of(module)
-    where = {slot.name: slot for slot in model.layout}
-    positions = torch.cat([torch.arange(where[slot.name].start, where[slot.name].stop) for slot in layout])
-    small = FlatModel(
-        f"{model.name} without {len(left_out)} blocks", model.input_shape, model.classes, model.kind, layout, factory,
-        model.vocabulary, model.settings, {name: model.constants[name] for name in kept}, model.task,
-    )  # fmt: skip
-    return Submodel(small, positions)
-
-
-def unsplit_tensors(model: FlatModel, splittable: Sequence[str]) -> frozenset[str]:
-    """Return all tensors except those of the splittable blocks."""
-    inside = tuple(f"blocks.{name}." for name in splittable)
-    return frozenset(slot.name for slot in model.layout if not slot.name.startswith(inside))
 
 
 def split_model(model: FlatModel, settings: Split, *, rng: np.random.Generator) -> Splitting:
@@ -476,11 +336,13 @@ def _split_named(model: FlatModel, partitions: Sequence[Sequence[Sequence[str]]]
         for tensor, count in taken.items():
             if count > 1:
                 reason = "is in two parts of one partition, and amplification needs disjoint parts"
-                invalid("algorithm.split.parts", tensor, reason, "name it once, or nowhere: then it is unsplit")
+                invalid("algorithm.split.parts", tensor, reason, "name it once, or leave it out so that it is unsplit")
         for part in way:
             if part <= unsplit:
                 reason = "has no parameter that every partition splits"
-                invalid("algorithm.split.parts", sorted(part)[0], reason, "split the same parameters in each partition")
+                invalid(
+                    "algorithm.split.parts", sorted(part)[0], reason, "split the same parameters in every partition"
+                )
         left = everything - frozenset(taken)
         ways.append(tuple(_masked_submodel(model, part | left) for part in way))
     return Partitions(model, unsplit, tuple(ways))
@@ -513,11 +375,11 @@ def _split_evenly(model: FlatModel, settings: Split, parts: int, rng: np.random.
         return _split_residual(model, settings, parts, rng)
     layers = dense_chain(module)
     if layers is None:
-        reason = "parts are known of fully connected chains and of networks with a chain of `blocks`"
+        reason = "parts are derived only for fully connected chains and networks with a chain of `blocks`"
         invalid("model.name", model.name, reason, "list the parameters of each part in parts")
     if model.constants:
-        reason = f"{next(iter(model.constants))!r} is frozen, and units are dealt to parts with all their weights"
-        invalid("model.name", model.name, reason, "train all of it, or remove algorithm.split")
+        reason = f"{next(iter(model.constants))!r} is frozen, but units are assigned to parts with all their weights"
+        invalid("model.name", model.name, reason, "train all parameters, or remove algorithm.split")
     return _split_dense(model, settings, parts, layers, rng)
 
 
@@ -538,7 +400,7 @@ def _split_residual(model: FlatModel, settings: Split, parts: int, rng: np.rando
 
 
 def _split_dense(
-    model: FlatModel, settings: Split, parts: int, layers: Sequence[Dense], rng: np.random.Generator
+    model: FlatModel, settings: Split, parts: int, layers: Sequence[SplittableDense], rng: np.random.Generator
 ) -> Partitions:
     cut, whole = cut_layers(layers, settings.unsplit)
     widths = {layer.name: layer.outputs for layer in layers if layer.name in cut}
@@ -547,11 +409,14 @@ def _split_dense(
     # The partitions are public; only the assignment of subjects to parts is secret.
     for way in range(settings.partitions):
         groups = {name: deal_positions(width, parts, rng if way else None) for name, width in widths.items()}
-        units = [{name: np.array(some[part], dtype=np.int64) for name, some in groups.items()} for part in range(parts)]
+        units = [
+            {name: np.array(units_of[part], dtype=np.int64) for name, units_of in groups.items()}
+            for part in range(parts)
+        ]
         ways.append(tuple(dense_submodel(model, layers, kept) for kept in units))
     return Partitions(model, unsplit_dense(model, layers, cut, whole), tuple(ways))
 
 
 def _check_enough(parts: int, there: int, what: str) -> None:
     if parts > there:
-        invalid("algorithm.split.parts", parts, f"there are {there} {what}", "use fewer parts, or unsplit less")
+        invalid("algorithm.split.parts", parts, f"there are only {there} {what}", "use fewer parts, or unsplit less")

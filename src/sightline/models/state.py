@@ -85,7 +85,7 @@ class SavedAttributes:
 
     def __init__(self, module: nn.Module) -> None:
         self.layers = list(module.modules())
-        self.shared = {id(one): one for one in chain(self.layers, module.parameters(), module.buffers())}
+        self.shared = {id(item): item for item in chain(self.layers, module.parameters(), module.buffers())}
         self.kept = self._copy([dict(vars(layer)) for layer in self.layers])
         self.modes: list[bool] = []
         self.keep_modes()
@@ -126,8 +126,9 @@ def read_switches() -> tuple[Any, ...]:
 def refuse_copy(name: str, value: str, error: Exception) -> NoReturn:
     """Raise the message for what cannot be copied."""
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-    reason = f"cannot be copied ({cause}), and every pass is given attributes that have seen nothing"
-    refuse(name, value, reason, "let its tensors be parameters or buffers, and keep files and locks out of it")
+    needed = "Sightline restores the module's attributes before each pass, so it must be able to copy them"
+    reason = f"cannot be copied ({cause}): {needed}"
+    refuse(name, value, reason, "make its tensors parameters or buffers, and do not keep files or locks in it")
 
 
 def _copy_value(value: Any) -> Any:
@@ -180,17 +181,17 @@ def code_digest(model: FlatModel) -> str:
     an attribute, a default, a constant, a global of a plain type or the code of a function differs. Weights are not
     included. Installed packages are not inspected.
     """
-    module, words = model.module(), hashlib.sha256()
+    module, digest = model.module(), hashlib.sha256()
     walk = Walk(module.parameters(), outside=False)
-    words.update(repr(module).encode())
+    digest.update(repr(module).encode())
     leaves = list(walk.of_layer("", module))
     made_by = model.factory.func if isinstance(model.factory, partial) else model.factory
     leaves += walk.of_value("factory", made_by)
     for path, value in leaves:
-        words.update(f"{path}={_value_words(value)}\n".encode())
+        digest.update(f"{path}={_value_words(value)}\n".encode())
     for function in walk.functions:
-        words.update(f"{function.__qualname__}={_code_words(function.__code__)}\n".encode())
-    return words.hexdigest()
+        digest.update(f"{function.__qualname__}={_code_words(function.__code__)}\n".encode())
+    return digest.hexdigest()
 
 
 def _value_words(value: Any) -> str:
@@ -214,12 +215,15 @@ def _type_words(value: Any) -> str:
 
 def _code_words(code: CodeType) -> str:
     """Return what a piece of code does, without its location."""
-    inside = [_code_words(one) if isinstance(one, CodeType) else _value_words(one) for one in code.co_consts]
+    inside = [
+        _code_words(constant) if isinstance(constant, CodeType) else _value_words(constant)
+        for constant in code.co_consts
+    ]
     return f"{code.co_code.hex()}{code.co_names}{code.co_varnames}{code.co_freevars}{inside}"
 
 
-REMEMBERS = "what it keeps of one example or client would reach the next, where no clip bounds it"
-WAY_OUT = "let forward change nothing but its result (statistics: torch.nn.GroupNorm)"
+REMEMBERS = "state kept from one example or client would reach the next, where no clip bounds it"
+WAY_OUT = "make forward change nothing except its result (for statistics: torch.nn.GroupNorm)"
 
 
 def refuse_change(model: FlatModel, changed: str, blame: tuple[str, str] | None = None) -> None:
@@ -234,7 +238,7 @@ def warm_up(module: nn.Module, model: FlatModel) -> bool:
     """Let a module fill its lazy state on made-up inputs; return whether it draws at random."""
     # Batch normalisation cannot run on one example in training mode.
     count = 2 if mixing_layer(module) is not None else 1
-    device = next((one.device for one in module.parameters()), CPU)
+    device = next((parameter.device for parameter in module.parameters()), CPU)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         for training in (False, True):
@@ -281,7 +285,7 @@ def refuse_memory(model: FlatModel, loss: ProbeLoss | None = None, blame: tuple[
     for slot in model.layout:
         module.get_parameter(slot.name).data.copy_(start[slot.start : slot.stop].view(slot.shape))
     if not torch.allclose(before, _pass_outcome(module, model, first, loss), rtol=1e-4, atol=1e-6, equal_nan=True):
-        reason = "gives another gradient for the same example, weights and seed after other examples have passed"
+        reason = "the gradient of the same example, weights and seed changes after other examples have passed"
         refuse(
             *(blame or ("model.name", model.name)),
             f"{reason}: {REMEMBERS}",
@@ -304,7 +308,7 @@ def _pass_outcome(module: nn.Module, model: FlatModel, x: Tensor, loss: ProbeLos
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         reason = f"cannot be differentiated in training on {len(x)} examples ({cause})"
-        invalid("model.name", model.name, reason, "fix its forward")
-    parts = [one.detach() for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+        invalid("model.name", model.name, reason, "fix forward")
+    parts = [leaf.detach() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     parts += [part.to_dense() for part in result if part is not None]
     return torch.cat([part.flatten().float() for part in parts])

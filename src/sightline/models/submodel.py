@@ -1,19 +1,21 @@
-"""Submodels: smaller models that are trained alone, and the positions of their parameters in the whole."""
+"""Submodels that are trained alone: fewer units or blocks, and the positions of their parameters in the whole."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from sightline.errors import invalid, refuse
-from sightline.models.flat import FlatModel
+from sightline.errors import did_you_mean, invalid, refuse
+from sightline.models.flat import FlatModel, constants_of, layout_of, probe_inputs
 
 Inputs = NDArray[Any]
 
@@ -132,7 +134,7 @@ class Partitions:
         return self._expect([[sub.model.parameters for sub in way] for way in self.ways]) / self.whole.parameters
 
     def _expect(self, values: Sequence[Sequence[float]]) -> float:
-        means = [np.average(some, weights=self.part_weights or None) for some in values]
+        means = [np.average(value, weights=self.part_weights or None) for value in values]
         return float(np.average(means, weights=self.way_weights or None))
 
     def in_round(self, number: int) -> "Partitions":
@@ -179,8 +181,8 @@ def check_disjoint(whole: FlatModel, way: Sequence[Submodel], unsplit: frozenset
         own[unsplit_mask(whole, unsplit)] = 0
         taken += own
     if bool((taken > 1).any()):
-        reason = "two parts share a parameter that is not unsplit"
-        refuse("algorithm.split", whole.name, reason, "name its layer in unsplit")
+        reason = "two parts share a parameter that is not listed in unsplit"
+        refuse("algorithm.split", whole.name, reason, "add its layer to unsplit")
 
 
 def draw_weighted(weights: Sequence[int], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -201,7 +203,12 @@ def whole_weights(name: str, weights: Sequence[float]) -> tuple[int, ...]:
     result = [int(weight * scale) for weight in exact]
     result = [number // math.gcd(*result) for number in result]
     if sum(result) >= 2**52:
-        invalid(name, list(weights), "the weights are drawn as whole numbers below 2^52", "write fewer digits")
+        invalid(
+            name,
+            list(weights),
+            "the weights must be whole multiples of a common step, with a sum below 2^52 steps",
+            "write fewer digits",
+        )
     return tuple(result)
 
 
@@ -221,3 +228,158 @@ def deal_positions(count: int, parts: int, rng: np.random.Generator | None) -> l
     """
     order = np.arange(count) if rng is None else rng.permutation(count)
     return [sorted(order[part::parts].tolist()) for part in range(parts)]
+
+
+# -- narrower and shorter networks -----------------------------------------------------------------------------------
+
+Units = Mapping[str, NDArray[np.int64]]
+"""Layer name -> the units that a submodel keeps."""
+
+
+@dataclass(frozen=True)
+class SplittableDense:
+    """One affine layer of the network."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+def dense_chain(module: nn.Module) -> list[SplittableDense] | None:
+    """Return the affine layers of a plain chain without other parameters, else None."""
+    if type(module) is not nn.Sequential:
+        return None
+    children = list(module.named_children())
+    layers = [
+        SplittableDense(name, child.in_features, child.out_features)
+        for name, child in children
+        if isinstance(child, nn.Linear)
+    ]
+    others = [child for _, child in children if not isinstance(child, nn.Linear) and list(child.parameters())]
+    return None if others or len(layers) < 2 else layers
+
+
+def cut_layers(layers: Sequence[SplittableDense], unsplit: Sequence[str]) -> tuple[list[str], frozenset[str]]:
+    """Return (hidden layers whose units are dealt to the parts, layers requested unsplit)."""
+    names = [layer.name for layer in layers]
+    known = {"first": names[0], "last": names[-1]} | {name: name for name in names}
+    for requested in unsplit:
+        if requested not in known:
+            invalid("algorithm.split.unsplit", requested, "unknown layer", did_you_mean(requested, list(known)))
+    whole = frozenset(known[name] for name in unsplit)
+    # Only every second layer is cut. Between two cut layers, weights from one part to another would belong to no part
+    # and never be trained under one partition.
+    cut: list[str] = []
+    for before, name in zip(["", *names], names[:-1], strict=False):
+        if name not in whole and before not in cut:
+            cut.append(name)
+    return cut, whole
+
+
+def unsplit_dense(
+    model: FlatModel, layers: Sequence[SplittableDense], cut: Sequence[str], whole: frozenset[str]
+) -> frozenset[str]:
+    """Return the tensors that are requested unsplit, touch no cut layer, or are biases of layers that are not cut."""
+    after = {later.name for earlier, later in pairwise(layers) if earlier.name in cut}
+    split = {f"{name}.{tensor_name}" for name in cut for tensor_name in ("weight", "bias")}
+    split |= {f"{name}.weight" for name in after - whole}
+    return frozenset(slot.name for slot in model.layout) - split
+
+
+def narrow_network(factory: Callable[[], nn.Module], kept: Units) -> nn.Module:
+    """Return the network with only some units of its cut layers."""
+    module = factory()
+    before: NDArray[np.int64] | None = None
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear):
+            own = kept.get(name)
+            inputs = child.in_features if before is None else len(before)
+            outputs = child.out_features if own is None else len(own)
+            setattr(module, name, nn.Linear(inputs, outputs, bias=child.bias is not None))
+            before = own
+    return module
+
+
+def dense_submodel(model: FlatModel, layers: Sequence[SplittableDense], kept: Units) -> Submodel:
+    """Return the submodel with these units."""
+    factory = partial(narrow_network, model.factory, kept)
+    layout = layout_of(factory())
+    positions = torch.cat([unit_positions(model, layers, kept, slot.name) for slot in layout])
+    small = FlatModel(
+        f"part of {model.name}", model.input_shape, model.classes, model.kind, layout, factory, model.vocabulary,
+        model.settings, task=model.task,
+    )  # fmt: skip
+    return Submodel(small, positions)
+
+
+def unit_positions(model: FlatModel, layers: Sequence[SplittableDense], kept: Units, tensor: str) -> Tensor:
+    """Return the positions of a tensor's kept entries in the whole vector."""
+    slot = next(slot for slot in model.layout if slot.name == tensor)
+    numbers = torch.arange(slot.start, slot.stop).view(slot.shape)
+    name = tensor.rsplit(".", 1)[0]
+    index = [layer.name for layer in layers].index(name)
+    if name in kept:
+        numbers = numbers[torch.from_numpy(kept[name])]
+    if tensor.endswith("weight") and index and layers[index - 1].name in kept:
+        numbers = numbers[:, torch.from_numpy(kept[layers[index - 1].name])]
+    return numbers.reshape(-1)
+
+
+def has_blocks(module: nn.Module) -> bool:
+    """Return whether the module has a chain of blocks named `blocks`."""
+    return isinstance(getattr(module, "blocks", None), nn.Sequential)
+
+
+def splittable_blocks(model: FlatModel, unsplit: Sequence[str]) -> list[str]:
+    """Return the names of blocks that can be left out and are not requested unsplit, from input to output."""
+    module = model.module().eval()
+    blocks: nn.Sequential = module.blocks  # type: ignore[assignment]
+    names = [name for name, _ in blocks.named_children()]
+    wanted = {block_name(name, names) for name in unsplit}
+    same: dict[str, bool] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda _, given, output: same.__setitem__(name, given[0].shape == output.shape)
+
+    for name, block in blocks.named_children():
+        block.register_forward_hook(watch(name))
+    with torch.no_grad():
+        module(probe_inputs(model, 1))
+    # A block that changes the shape cannot be left out without its shortcut, so it stays unsplit.
+    return [name for name in names if same[name] and name not in wanted]
+
+
+def block_name(requested: str, names: Sequence[str]) -> str:
+    """Return the block that `first`, `last` or `blocks.N` names; raise for an unknown name."""
+    known = {"first": names[0], "last": names[-1]} | {f"blocks.{name}": name for name in names}
+    if requested not in known:
+        invalid("algorithm.split.unsplit", requested, "unknown block", did_you_mean(requested, list(known)))
+    return known[requested]
+
+
+def without_blocks(factory: Callable[[], nn.Module], left_out: frozenset[str]) -> nn.Module:
+    """Return the network without some of its blocks; the others keep their names."""
+    module = factory()
+    kept = [(name, block) for name, block in module.blocks.named_children() if name not in left_out]  # type: ignore[union-attr]
+    module.blocks = nn.Sequential(OrderedDict(kept))
+    return module
+
+
+def residual_submodel(model: FlatModel, left_out: frozenset[str]) -> Submodel:
+    """Return the submodel without these blocks."""
+    factory = partial(without_blocks, model.factory, left_out)
+    module = factory()
+    layout, kept = layout_of(module), constants_of(module)
+    where = {slot.name: slot for slot in model.layout}
+    positions = torch.cat([torch.arange(where[slot.name].start, where[slot.name].stop) for slot in layout])
+    small = FlatModel(
+        f"{model.name} without {len(left_out)} blocks", model.input_shape, model.classes, model.kind, layout, factory,
+        model.vocabulary, model.settings, {name: model.constants[name] for name in kept}, model.task,
+    )  # fmt: skip
+    return Submodel(small, positions)
+
+
+def unsplit_tensors(model: FlatModel, splittable: Sequence[str]) -> frozenset[str]:
+    """Return all tensors except those of the splittable blocks."""
+    inside = tuple(f"blocks.{name}." for name in splittable)
+    return frozenset(slot.name for slot in model.layout if not slot.name.startswith(inside))

@@ -107,7 +107,7 @@ def _rate_labels(sums: Sums, examples: int) -> dict[str, float]:
     """Return label metrics; macro F1 is the mean over labels that occur or are predicted, 1 if there are none."""
     labels = (len(sums) - 2) // 3
     hits, alarms, misses = (sums[2 + part * labels : 2 + (part + 1) * labels] for part in range(3))
-    counted = [_f1(*one) for one in zip(hits, alarms, misses, strict=True) if sum(one)]
+    counted = [_f1(*counts) for counts in zip(hits, alarms, misses, strict=True) if sum(counts)]
     macro = sum(counted) / len(counted) if counted else 1.0
     return {"macro_f1": macro, "exact_match": sums[0] / examples, "label_accuracy": sums[1] / examples}
 
@@ -186,7 +186,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if (self.own_loss is None) != (self.loss_name is None):
-            reason = "a loss of the user's own is known by its name, or nobody could be told whose code it is"
+            reason = "a custom loss must have a name, which reports show"
             invalid("loss_name", self.loss_name, reason, "give both")
 
     @property
@@ -238,7 +238,7 @@ class Task:
             rows = outputs.reshape(len(outputs)) if self.name == "binary" else outputs
             return torch.sigmoid(rows) if probabilities else (rows > 0).long()
         if probabilities:
-            invalid("probabilities", True, f"a {self.name} model gives none", "leave it out")
+            invalid("probabilities", True, f"a {self.name} model has no probabilities", "omit it")
         return outputs.reshape(len(outputs)) if self.name == "regression" and not self.target_shape else outputs
 
     def rate_sums(self, sums: Sums, examples: int) -> dict[str, float]:
@@ -294,7 +294,7 @@ def build_task(
     task = Task(name, shape, kind != "f", loss, own)
     problem = _target_problem(name, federation, shape, kind == "f")
     if problem:
-        invalid("model.task", name, f"{federation.source}: {problem}", "choose the task that fits, or other data")
+        invalid("model.task", name, f"{federation.source}: {problem}", "choose a task that fits, or other data")
     return task
 
 
@@ -302,15 +302,15 @@ def _target_problem(name: str, federation: Federation, shape: tuple[int, ...], f
     """Return why the targets of a federation do not fit a task, or an empty string."""
     labels = not shape and not floats
     if name in ("classification", "binary") and not labels:
-        return "its targets are no labels"
+        return "its targets are not labels"
     if name == "binary" and federation.classes != 2:
-        return f"it has {federation.classes} classes, and a binary task has two"
+        return f"it has {federation.classes} classes, but a binary task has two"
     if name == "multilabel" and not (floats and len(shape) == 1):
-        return "its targets are no sets of labels (n, labels)"
+        return "its targets are not sets of labels (n, labels)"
     if name == "regression" and not (floats and len(shape) <= 1):
-        return "its targets are labels, and a regression predicts numbers"
+        return "its targets are labels, but a regression predicts numbers"
     if name == "language" and not (federation.kind is Kind.TEXT and shape == federation.input_shape and not floats):
-        return "its examples are no token sequences with a next token each"
+        return "its examples are not token sequences with a next token each"
     return ""
 
 

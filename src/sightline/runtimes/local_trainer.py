@@ -156,8 +156,9 @@ class HereTrainer:
         for first in range(0, count, rows):
             indices = range(first, min(first + rows, count))
             ends = torch.empty(len(indices), parameters)
-            for some, vectors in self._clients.train(call if len(indices) == count else call.select_clients(indices)):
-                ends[torch.as_tensor(some)] = vectors
+            part = call if len(indices) == count else call.select_clients(indices)
+            for positions, vectors in self._clients.train(part):
+                ends[torch.as_tensor(positions)] = vectors
             yield np.asarray(indices), ends
 
     def close(self) -> None:
@@ -265,11 +266,14 @@ class PoolTrainer:
             if mine:
                 rows = [first + index - indices.start for index in mine]
                 part = call.select_clients(mine)
-                pipe.send((strip_call(part), call.parts is not None, {**common, **self._share_given(part, rows)}, rows))
+                pipe.send((strip_call(part), call.parts is not None, {**common, **self._share_rows(part, rows)}, rows))
                 asked.append(pipe)
 
-    def _share_given(self, call: TrainingCall, rows: list[int]) -> dict[str, SharedRows | Tensor]:
-        """Write the per-client tensors of one process to shared memory; return where they are, and those left over."""
+    def _share_rows(self, call: TrainingCall, rows: list[int]) -> dict[str, SharedRows | Tensor]:
+        """Write the per-client tensors of one process to shared memory.
+
+        Return each tensor by name: its rows in shared memory, or the tensor itself if it is not float32.
+        """
         given: dict[str, SharedRows | Tensor] = {}
         for name, value in call.tensors().items():
             if value.dtype != torch.float32:
@@ -346,7 +350,7 @@ def _receive_answer(pipe: Connection) -> BaseException | None:
         answer: BaseException | None = pipe.recv()
         return answer
     except EOFError:
-        return RuntimeError("a training process ended unexpectedly; the run can go on with --resume")
+        return RuntimeError("a training process ended unexpectedly; continue the run with --resume")
 
 
 def trainer_for(clients: LocalClients, workers: int) -> HereTrainer | PoolTrainer:

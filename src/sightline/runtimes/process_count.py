@@ -42,9 +42,9 @@ def check_workers(workers: int | str) -> None:
     if isinstance(workers, str) and workers == AUTO:
         return
     if isinstance(workers, bool) or not isinstance(workers, int):
-        invalid("workers", workers, "is a whole number or auto")
+        invalid("workers", workers, "must be a positive whole number or auto")
     if workers < 1:
-        invalid("workers", workers, "at least one process trains")
+        invalid("workers", workers, "must be at least 1")
 
 
 def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, Streams], Simulator]:
@@ -56,40 +56,40 @@ def simulator_maker(workers: int | str) -> Callable[[BuiltExperiment, Streams, S
     made: list[Simulator] = []
     alone = multiprocessing.parent_process() is None and active_count() == 1
 
-    def make(setting: BuiltExperiment, public: Streams, secret: Streams) -> Simulator:
-        count = int(workers) if workers != AUTO else choose_workers(setting) if alone and not made else 1
-        made.append(Simulator(setting, public, secret, workers=count))
+    def make(built: BuiltExperiment, public: Streams, secret: Streams) -> Simulator:
+        count = int(workers) if workers != AUTO else choose_workers(built) if alone and not made else 1
+        made.append(Simulator(built, public, secret, workers=count))
         return made[-1]
 
     return make
 
 
-def choose_workers(setting: BuiltExperiment) -> int:
+def choose_workers(built: BuiltExperiment) -> int:
     """Return one process per core where training takes seconds and a pool is faster; else 1.
 
     Guarantees: never more processes than cores that this process may use; 1 where more cannot help (dense stacks, model
     parts, an accelerator) and where measuring is switched off (`local.paths`, `SIGHTLINE_PATHS`).
     """
-    cores, model = count_cores(), setting.model
-    if not (cores > 1 and len(setting.clients) > 1 and wants_measuring(setting.experiment)):
+    cores, model = count_cores(), built.model
+    if not (cores > 1 and len(built.clients) > 1 and wants_measuring(built.experiment)):
         return 1
-    if model.device.type != "cpu" or setting.experiment.local.compiled or dense_layers(model) is not None:
+    if model.device.type != "cpu" or built.experiment.local.compiled or dense_layers(model) is not None:
         return 1
-    work = measured_work(setting.experiment, model, setting.federation.sizes.tolist())
-    if work is None or setting.splitter is not None:
+    work = measured_work(built.experiment, model, built.federation.sizes.tolist())
+    if work is None or built.splitter is not None:
         return 1
-    work = replace(work, work=replace(work.work, paths=setting.paths))
-    return cores if worth_processes(work, planned_steps(setting), cores) else 1
+    work = replace(work, work=replace(work.work, paths=built.paths))
+    return cores if worth_processes(work, planned_steps(built), cores) else 1
 
 
-def planned_steps(setting: BuiltExperiment) -> float:
+def planned_steps(built: BuiltExperiment) -> float:
     """Return the expected number of local steps of the run, from public settings and sizes only."""
     # The choice must not depend on a draw: cohorts are secret where sampling is claimed to amplify.
-    expected = math.fsum(setting.sampler_of(channel).expected for channel in setting.topology.gathering_channels)
-    work, sizes = local_work(setting.experiment), setting.federation.sizes.tolist()
-    plans = setting.mechanism.facts.private_steps
-    steps = [plans[client].steps if client in plans else steps_of(sizes[client], work) for client in setting.clients]
-    return setting.experiment.rounds * expected * float(np.mean(steps))
+    expected = math.fsum(built.sampler_of(channel).expected for channel in built.topology.gathering_channels)
+    work, sizes = local_work(built.experiment), built.federation.sizes.tolist()
+    plans = built.mechanism.facts.private_steps
+    steps = [plans[client].steps if client in plans else steps_of(sizes[client], work) for client in built.clients]
+    return built.experiment.rounds * expected * float(np.mean(steps))
 
 
 def worth_processes(work: MeasuredWork, steps: float, cores: int, *, timing: "Timing | None" = None) -> bool:
@@ -119,19 +119,19 @@ def step_seconds(work: MeasuredWork, timing: "Timing") -> float:
     return float(keep_measured(key, {"seconds": step}).get("seconds", step))
 
 
-def estimate_seconds(setting: BuiltExperiment) -> float | None:
+def estimate_seconds(built: BuiltExperiment) -> float | None:
     """Return roughly how long training and evaluation take in one process here; None where steps are not measured.
 
     The step is measured on made-up examples; nothing is trained.
     """
-    work = measured_work(setting.experiment, setting.model, setting.federation.sizes.tolist())
-    if work is None or setting.splitter is not None or setting.model.device.type != "cpu":
+    work = measured_work(built.experiment, built.model, built.federation.sizes.tolist())
+    if work is None or built.splitter is not None or built.model.device.type != "cpu":
         return None
-    step, federation = step_seconds(work, Timing()), setting.federation
+    step, federation = step_seconds(work, Timing()), built.federation
     # A forward pass takes about a third of a step.
     tested = len(federation.test) + sum(len(client.test) for client in federation.clients)
-    evaluations = setting.experiment.rounds / setting.experiment.evaluate_every
-    return step * (planned_steps(setting) + evaluations * tested / (3 * work.width))
+    evaluations = built.experiment.rounds / built.experiment.evaluate_every
+    return step * (planned_steps(built) + evaluations * tested / (3 * work.width))
 
 
 def _recall_number(key: str, name: str) -> float | None:

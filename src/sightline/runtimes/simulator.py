@@ -181,5 +181,5 @@ class Simulator:
 def candidates_of(call: TrainingCall) -> Tensor:
     """Return the models that a call asks to evaluate."""
     if call.candidates is None:
-        invalid("candidates", "missing", "right answers are counted for given models")
+        invalid("candidates", "missing", "the call names no models to evaluate")
     return call.candidates

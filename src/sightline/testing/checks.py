@@ -38,7 +38,7 @@ PRIVACY: dict[str, dict[str, Any]] = {
     "clients, noised by the server": {"unit": "client", "where": "server"},
     "clients, noised by themselves": {"unit": "client", "where": "client"},
     "examples": {"unit": "sample", "where": "client"},
-    "nobody": {"unit": "none"},
+    "no privacy": {"unit": "none"},
 }
 """What an algorithm may be asked to protect."""
 
@@ -58,7 +58,9 @@ def check_algorithm(
     result = _find_object(ALGORITHM, algorithm, Algorithm)
     kinds = [kind for kind in result.facts.topologies if kind in topology.REGISTRY]
     if not kinds:
-        raise BrokenLaw("there is a topology to try it on", f"it runs on {', '.join(result.facts.topologies)} only")
+        raise BrokenLaw(
+            "an algorithm runs on a built-in topology", f"it runs only on {', '.join(result.facts.topologies)}"
+        )
     protected = []
     with _registered(algorithms.REGISTRY, NAME, replace(result, name=NAME)):
         for name, privacy in PRIVACY.items():
@@ -71,7 +73,7 @@ def check_algorithm(
                 _check_runs(file)
                 _check_hidden_cohorts(file)
     if not protected:
-        raise BrokenLaw("an algorithm runs with something", f"it refuses {', '.join(PRIVACY)}")
+        raise BrokenLaw("an algorithm accepts at least one kind of privacy", f"it refuses {', '.join(PRIVACY)}")
 
 
 def check_mechanism(mechanism: MechanismPlugin | str, *, clip_norm: float = 0.5, **options: Any) -> None:
@@ -131,13 +133,15 @@ def check_topology(plugin: TopologyPlugin | str, *, algorithm: Algorithm | None 
     result = _find_object(TOPOLOGY, plugin, TopologyPlugin)
     # A single client and a prime number of clients: structures that divide clients evenly fail here.
     for clients in (CLIENTS, 1, 13):
-        for index in ("server", "client", "none"):
+        for place in ("server", "client", "none"):
             built, again = (
-                result.build(settings, clients=clients, place=index, labels=None, streams=None) for _ in range(2)
+                result.build(settings, clients=clients, place=place, labels=None, streams=None) for _ in range(2)
             )
-            check_shape(NAME, built, clients=clients, place=index, like=result.like)
+            check_shape(NAME, built, clients=clients, place=place, like=result.like)
             if (built.channels, built.lines, built.trusted) != (again.channels, again.lines, again.trusted):
-                raise BrokenLaw("a topology is built the same every time", f"of {clients} clients it is another")
+                raise BrokenLaw(
+                    "a topology is built the same way every time", f"a second topology of {clients} clients differs"
+                )
     on_it = replace(with_facts(algorithm or algorithms.REGISTRY["fedavg"], topologies=(NAME,)), name=NAME)
     with _registered(topology.REGISTRY, NAME, result.build), _registered(algorithms.REGISTRY, NAME, on_it):
         for where in ("server", "client"):
@@ -192,9 +196,12 @@ def _check_runs(file: dict[str, Any]) -> None:
         with suppress(_Stopped):
             _run_once(built, broken, stop=ROUNDS // 2)
         engine.run_loop(built, broken, partial(Simulator), resume=True)
-        for directory, reason in ((again, "run again, same bits"), (broken, "interrupted and resumed, same bits")):
+        for directory, reason in (
+            (again, "a repeated run gives the same result"),
+            (broken, "a resumed run gives the same result"),
+        ):
             if _digest_run(directory) != _digest_run(whole):
-                raise BrokenLaw(reason, "the model or the ledger is another")
+                raise BrokenLaw(reason, "the model or the ledger differs")
         with engine.RunRecord.open_to_read(whole) as record:
             ledger, trusted = record.ledger(), set(record.facts["trusted"])
         _check_costs(built, ledger, trusted)
@@ -204,13 +211,13 @@ class _Stopped(Exception):
     """Raised to interrupt a run on purpose."""
 
 
-def _run_once(setting: BuiltExperiment, directory: Path, *, stop: int | None = None) -> None:
+def _run_once(built: BuiltExperiment, directory: Path, *, stop: int | None = None) -> None:
     def watch(row: Mapping[str, Any]) -> None:
         if row["round"] == stop:
             raise _Stopped
 
-    engine.new_directory(setting.experiment, directory)
-    engine.run_loop(setting, directory, partial(Simulator), resume=False, on_round=watch)
+    engine.new_directory(built.experiment, directory)
+    engine.run_loop(built, directory, partial(Simulator), resume=False, on_round=watch)
 
 
 def _digest_run(directory: Path) -> tuple[str, str]:
@@ -219,21 +226,23 @@ def _digest_run(directory: Path) -> tuple[str, str]:
     return hashlib.sha256((directory / MODEL).read_bytes()).hexdigest(), head
 
 
-def _check_costs(setting: BuiltExperiment, ledger: Ledger, trusted: set[str]) -> None:
-    if setting.experiment.privacy.unit == "none":
+def _check_costs(built: BuiltExperiment, ledger: Ledger, trusted: set[str]) -> None:
+    if built.experiment.privacy.unit == "none":
         return
-    planned = plan_releases(setting)
-    lines = [line for some in setting.topology.lines.values() for line in some]
-    spent, plan = (one.worst_of(lines, DELTA) for one in (ledger, planned))
+    planned = plan_releases(built)
+    lines = [line for some in built.topology.lines.values() for line in some]
+    spent, plan = (rows.worst_of(lines, DELTA) for rows in (ledger, planned))
     # `not spent <= ...` instead of `spent > ...`: NaN must fail too.
     if not spent <= plan * (1 + 1e-9):
         raise BrokenLaw("a run costs no more than its plan", f"epsilon {spent:.4g}, planned {plan:.4g}")
     if not spent <= TARGET * (1 + 1e-6):
-        raise BrokenLaw("calibrated noise meets its target", f"epsilon {spent:.4g} of {TARGET:g}")
+        raise BrokenLaw("calibrated noise meets its target", f"epsilon {spent:.4g}, target {TARGET:g}")
     # The search covers every party in the export, not the observers that the topology declares: a forgotten one shows.
     worst = confirm_ledger(ledger, trusted, DELTA, draws=DRAWS)
     if not worst <= spent * (1 + 1e-9):
-        raise BrokenLaw("no observer is left out", f"an observer sees epsilon {worst:.4g}, and {spent:.4g} is stated")
+        raise BrokenLaw(
+            "the topology names every observer", f"an observer has epsilon {worst:.4g}, but {spent:.4g} is stated"
+        )
 
 
 @contextmanager
@@ -251,7 +260,9 @@ def _find_object(kind: PluginKind, given: Any, wanted: type | None = None) -> An
     plugin = locate_plugin(kind, given, ()) if isinstance(given, str) else None
     result = given if plugin is None else plugin.load_object()
     if wanted is not None and not isinstance(result, wanted):
-        raise BrokenLaw("it is what it says", f"a {type(result).__name__} is no {wanted.__name__}")
+        raise BrokenLaw(
+            "the object has the type of its kind", f"expected a {wanted.__name__}, got a {type(result).__name__}"
+        )
     return result
 
 

@@ -29,7 +29,7 @@ Plain = dict[str, Any]
 Texts = tuple[tuple[str, int], ...]
 """A composition: events as text, with counts."""
 Draws = NDArray[np.float64]
-LAW = "the ledger accounted again"
+LAW = "independent accounting confirms the ledger"
 GAUSSIAN_KINDS = {"gaussian", "repeat", "product", "pooled"}
 SAMPLED_KINDS = {"gaussian", "repeat", "product", "poisson"}
 
@@ -131,7 +131,7 @@ def draw_ratio(event: Plain, present: NDArray[np.bool_], rng: np.random.Generato
             return np.asarray(s * (s * present + rng.standard_normal(size)) - s * s / 2)
         case "pooled":
             if event["event"]["kind"] != "gaussian":
-                raise NotImplementedError("a pool of something other than Gaussian noise")
+                raise NotImplementedError("pools of Gaussian noise only")
             one, seen = event["event"]["noise_multiplier"], rng.standard_normal((event["noises"], size)).sum(0)
             s = 1 / (one * math.sqrt(event["noises"]))
             return np.asarray(s * (s * present + seen / math.sqrt(event["noises"])) - s * s / 2)
@@ -183,7 +183,7 @@ def draw_scheduled(event: Plain, present: NDArray[np.bool_], rng: np.random.Gene
 def draw_fixed(event: Plain, present: NDArray[np.bool_], rng: np.random.Generator) -> Draws:
     """Return the ratio of a hidden cohort under replace-one: the subject's value is +half or -half if it is drawn."""
     if event["event"]["kind"] != "gaussian":
-        raise NotImplementedError("a fixed cohort of something other than Gaussian noise")
+        raise NotImplementedError("fixed cohorts of Gaussian noise only")
     rate, half = event["cohort"] / event["population"], 0.5 / event["event"]["noise_multiplier"]
     member = rng.random(len(present)) < rate
     seen = rng.standard_normal(len(present)) + member * np.where(present, half, -half)
@@ -327,9 +327,9 @@ def is_flat(events: list[Plain]) -> bool:
     return True
 
 
-def _hold(holds: bool, law: str, epsilon: float) -> None:
+def _hold(holds: bool, reason: str, epsilon: float) -> None:
     if not holds:
-        raise BrokenLaw(LAW, f"epsilon {epsilon:.6g} is said, and {law}")
+        raise BrokenLaw(LAW, f"epsilon {epsilon:.6g} is stated, but {reason}")
 
 
 def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: int) -> float:
@@ -345,7 +345,7 @@ def confirm_ledger(ledger: Ledger, trusted: set[str], delta: float, *, draws: in
             result = count_charges(releases, subject, seen, observer)
             ours = ledger.composition(subject, observer).items()
             if result != Counter({json.dumps(to_json(event), sort_keys=True): n for event, n in ours}):
-                raise BrokenLaw(LAW, f"the flow from {subject} to {observer} is another by a plain search")
+                raise BrokenLaw(LAW, f"a graph search finds another flow from {subject} to {observer}")
             worst = max(worst, confirmed_epsilon(result, delta, draws))
     return worst
 

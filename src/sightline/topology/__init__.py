@@ -25,12 +25,12 @@ from sightline.topology.groups import (
     Era,
     Groups,
     Labels,
-    Schedule,
+    Memberships,
     build_groups,
-    constant_schedule,
+    constant_memberships,
     group_name,
-    read_schedule,
-    schedule_from,
+    memberships_from,
+    read_memberships,
 )
 from sightline.topology.tree import CLOUD, Node, Noise, Tree, build_tree
 
@@ -45,7 +45,7 @@ def build_star(
 ) -> Star:
     """Return a star. Raises for any setting: a star has none."""
     for key, value in settings.items():
-        invalid(f"topology.{key}", value, "a star has no such setting", "remove it")
+        invalid(f"topology.{key}", value, "a star has no settings", "remove it")
     return Star(clients, place == "server")
 
 
@@ -99,9 +99,9 @@ __all__ = [
     "Groups",
     "Labels",
     "Line",
+    "Memberships",
     "Node",
     "Noise",
-    "Schedule",
     "Star",
     "Steady",
     "Topology",
@@ -116,11 +116,11 @@ __all__ = [
     "client_name",
     "cluster_channel",
     "cluster_count",
-    "constant_schedule",
+    "constant_memberships",
     "find_topology",
     "group_name",
+    "memberships_from",
     "participants_of",
     "read_candidates",
-    "read_schedule",
-    "schedule_from",
+    "read_memberships",
 ]

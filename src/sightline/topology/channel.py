@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True)
 class Channel:
@@ -38,11 +40,11 @@ class Channel:
     def _named(self) -> dict[tuple[int, ...], frozenset[str]]:
         return {}
 
-    def name_places(self, places: tuple[int, ...]) -> frozenset[str]:
+    def name_places(self, indices: tuple[int, ...]) -> frozenset[str]:
         """Return the names of the members at these indices; cached, one set for every turn of a group."""
-        if places not in self._named:
-            self._named[places] = frozenset(client_name(self.members[index]) for index in places)
-        return self._named[places]
+        if indices not in self._named:
+            self._named[indices] = frozenset(client_name(self.members[index]) for index in indices)
+        return self._named[indices]
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,8 @@ class Star(Steady):
         return (SERVER,) if self.server_trusted else ()
 
     @property
+    @override
     def observers(self) -> dict[str, str]:
-        """Return the kinds of untrusted observers, each with one representative; views within a kind are equal."""
         kinds = {"other clients": client_name(0), "public": PUBLIC}
         return kinds if self.server_trusted else {"server": SERVER} | kinds
 

@@ -97,7 +97,7 @@ def build_clusters(
     """Return the clusters of `[topology]`: count = 4, or "auto" over `candidates`."""
     for key, value in settings.items():
         if key not in KEYS:
-            invalid(f"topology.{key}", value, "clusters have no such setting", did_you_mean(key, KEYS))
+            invalid(f"topology.{key}", value, 'unknown setting of kind = "clusters"', did_you_mean(key, KEYS))
     read_candidates(settings, clients)  # validates them
     return Clusters(clients, cluster_count(settings, clients), place == "server")
 
@@ -106,10 +106,10 @@ def read_candidates(settings: Mapping[str, Any], clients: int) -> tuple[int, ...
     """Return the numbers of clusters that `count = "auto"` tries, the set S of eq. (11); empty for the default."""
     given = settings.get("candidates", [])
     if given and settings.get("count", AUTO) != AUTO:
-        invalid("topology.candidates", given, f"count = {settings['count']} is given", "leave out one of the two")
+        invalid("topology.candidates", given, f"count = {settings['count']} is given", "remove one of the two")
     whole = isinstance(given, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in given)
     if not whole or any(not 2 <= n <= clients for n in given):
-        invalid("topology.candidates", given, f"is a list of whole numbers from 2 to {clients}", "e.g. [2, 3, 4]")
+        invalid("topology.candidates", given, f"must be a list of whole numbers from 2 to {clients}", "e.g. [2, 3, 4]")
     return tuple(dict.fromkeys(given))
 
 
@@ -119,7 +119,7 @@ def cluster_count(settings: Mapping[str, Any], clients: int) -> int | None:
     if value == AUTO:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        invalid("topology.count", value, "is a whole number from 1", 'or "auto"')
+        invalid("topology.count", value, 'must be a whole number >= 1, or "auto"')
     if value > clients:
-        invalid("topology.count", value, f"there are {clients} clients", f"at most {clients}")
+        invalid("topology.count", value, f"there are only {clients} clients", f"give at most {clients}")
     return value

@@ -52,7 +52,7 @@ def random_edges(nodes: int, probability: float, rng: np.random.Generator) -> li
 
 def read_edges(path: Path | str) -> list[Edge]:
     """Return the edges of a text file with two node numbers per line; # begins a comment."""
-    example = 'a line holds two node numbers from 0, e.g. "0 1"'
+    example = 'write two node numbers from 0 on each line, e.g. "0 1"'
     try:
         lines = [line.split("#")[0].split() for line in read_text(path).splitlines()]
         pairs = [tuple(map(int, line)) for line in lines if line]
@@ -62,7 +62,7 @@ def read_edges(path: Path | str) -> list[Edge]:
         invalid("topology.file", path, f"cannot be read as a list of edges ({type(error).__name__})", example)
     for pair in pairs:
         if len(pair) != 2:
-            invalid("topology.file", path, f"a line has {len(pair)} numbers", example)
+            invalid("topology.file", path, f"a line has {len(pair)} numbers instead of 2", example)
     return [(pair[0], pair[1]) for pair in pairs]
 
 
@@ -150,16 +150,19 @@ def build_graph(
     """Return the graph of `[topology]`: structure (ring, grid, random, complete) or file."""
     for key, value in settings.items():
         if key not in KEYS:
-            invalid(f"topology.{key}", value, "a graph has no such setting", did_you_mean(key, KEYS))
+            invalid(f"topology.{key}", value, 'unknown setting of kind = "graph"', did_you_mean(key, KEYS))
     if not 2 <= clients <= MOST_NODES:
-        invalid("data.clients", clients, f"a graph has 2 to {MOST_NODES} nodes, a line of sight for every pair")
+        invalid("data.clients", clients, f"a graph can have 2 to {MOST_NODES} nodes")
     if place not in ("client", "none"):
         invalid(
-            "privacy.where", place, "a graph has no server; every node noises what it sends", 'use where = "client"'
+            "privacy.where",
+            place,
+            "a graph has no server: every node adds noise to what it sends",
+            'use where = "client"',
         )
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
-        reason = "one of structure and file says who is connected"
+        reason = "give exactly one of structure and file"
         invalid("topology.structure", structure or "missing", reason, 'e.g. structure = "ring"')
     if file is not None:
         return connected_graph("file", file, clients, read_edges(file))
@@ -173,9 +176,9 @@ def build_graph(
     }
     for key, owner in (("rows", "grid"), ("probability", "random")):
         if key in settings and structure != owner:
-            invalid(f"topology.{key}", settings[key], f'is for structure = "{owner}"', "remove it")
+            invalid(f"topology.{key}", settings[key], f'only applies to structure = "{owner}"', "remove it")
     if structure not in builders:
-        invalid("topology.structure", structure, "no such structure", did_you_mean(str(structure), list(builders)))
+        invalid("topology.structure", structure, "unknown structure", did_you_mean(str(structure), list(builders)))
     return builders[str(structure)]()
 
 
@@ -184,11 +187,16 @@ def connected_graph(key: str, value: Any, nodes: int, edges: Iterable[Edge]) -> 
     edges = list(edges)
     for a, b in edges:
         if a == b or not (0 <= a < nodes and 0 <= b < nodes):
-            invalid(f"topology.{key}", value, f"edge {a} {b}: an edge joins two of the nodes 0 to {nodes - 1}")
+            invalid(f"topology.{key}", value, f"edge {a} {b} must join two different nodes of 0 to {nodes - 1}")
     graph = Graph(nodes, frozenset((min(a, b), max(a, b)) for a, b in edges))
     if None in graph.distances[0]:
         apart = graph.distances[0].index(None)
-        invalid(f"topology.{key}", value, f"no path leads from node 0 to node {apart}", "connect them")
+        invalid(
+            f"topology.{key}",
+            value,
+            f"the graph is not connected: no path leads from node 0 to node {apart}",
+            "add edges",
+        )
     return graph
 
 
@@ -197,7 +205,12 @@ def draw_graph(settings: Mapping[str, Any], nodes: int, streams: Streams) -> Gra
     likely = min(1.0, 2 * math.log(nodes) / nodes)
     probability = settings.get("probability", likely)
     if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 < probability <= 1:
-        invalid("topology.probability", probability, "lies in (0, 1]", f"{likely:.2g} is connected nearly always")
+        invalid(
+            "topology.probability",
+            probability,
+            "must lie in (0, 1]",
+            f"{likely:.2g} gives a connected graph almost always",
+        )
     rng = streams.rng(Purpose.TRUST)  # the topology's own stream, as for the trust of a tree's edges
     for _ in range(TRIES):
         graph = Graph(nodes, frozenset(random_edges(nodes, float(probability), rng)))
@@ -211,5 +224,5 @@ def _read_rows(settings: Mapping[str, Any], nodes: int) -> int:
     default = max(rows for rows in range(1, math.isqrt(nodes) + 1) if nodes % rows == 0)
     rows = settings.get("rows", default)
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or nodes % rows:
-        invalid("topology.rows", rows, f"divides the {nodes} nodes evenly", f"e.g. rows = {default}")
+        invalid("topology.rows", rows, f"must divide the {nodes} nodes evenly", f"e.g. rows = {default}")
     return rows

@@ -63,7 +63,7 @@ def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
     """
     # Membership then depends on private labels; the topology carries a note that says so.
     if groups < 1:
-        invalid("topology.groups", groups, "there is at least one group")
+        invalid("topology.groups", groups, "at least one group is needed")
     return tuple(
         tuple(n for n, labels in enumerate(held) if any(label % groups == group for label in labels))
         for group in range(groups)
@@ -72,7 +72,7 @@ def by_labels(held: Sequence[frozenset[int]], groups: int) -> tuple[Group, ...]:
 
 def _shared_edges(workers: int, groups: int, structure: str) -> list[int]:
     if not 1 <= groups <= workers:
-        invalid("groups", groups, f"{structure} of {workers} workers has 1 to {workers} groups")
+        invalid("groups", groups, f"a {structure} of {workers} workers can have 1 to {workers} groups")
     return [group * workers // groups for group in range(groups + 1)]
 
 
@@ -98,7 +98,7 @@ class Era:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Memberships:
     """The memberships of `workers` workers over time, and rates and factors of single groups.
 
     Guarantees: the first era begins with interval 1, later ones in increasing order; every era has the same number of
@@ -115,39 +115,43 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            invalid("workers", self.workers, "there is at least one worker")
+            invalid("workers", self.workers, "at least one worker is needed")
         if self.workers > MOST:
-            invalid("workers", self.workers, f"at most {MOST:,} workers can be counted")
+            invalid("workers", self.workers, f"at most {MOST:,} workers are supported")
         if not self.eras or self.eras[0].since != 1:
-            invalid("schedule.from", self.eras[0].since if self.eras else "nothing", "memberships begin in interval 1")
+            invalid(
+                "schedule.from",
+                self.eras[0].since if self.eras else "nothing",
+                "memberships must begin with interval 1",
+            )
         for before, after in pairwise(self.eras):
             if after.since <= before.since:
-                invalid("schedule.from", after.since, f"comes after {before.since}", "list the changes in order")
+                invalid("schedule.from", after.since, f"must be later than {before.since}", "list the changes in order")
             if len(after.groups) != len(before.groups):
-                reason = f"every entry lists all {len(before.groups)} groups"
-                invalid("schedule.groups", len(after.groups), reason, "an empty list is a group without members")
+                reason = f"every entry must list all {len(before.groups)} groups"
+                invalid("schedule.groups", len(after.groups), reason, "give an empty list for a group without members")
         for era in self.eras:
             self._check_era(era)
         self._check_factors()
 
     def _check_era(self, era: Era) -> None:
         if not any(era.groups):
-            invalid("groups", "[]", "there is at least one group with a member")
+            invalid("groups", "[]", "at least one group needs a member")
         for number, group in enumerate(era.groups):
             wrong = [n for n in group if not 0 <= n < self.workers]
             if wrong:
                 invalid(f"groups[{number}]", wrong[0], f"workers are numbered 0 to {self.workers - 1}")
             if len(set(group)) != len(group):
-                invalid(f"groups[{number}]", list(group), "a worker is listed once")
+                invalid(f"groups[{number}]", list(group), "a worker is listed twice")
 
     def _check_factors(self) -> None:
         for name, most in (("rates", 1.0), ("noise_factors", 1e6), ("clip_factors", 1e6)):
             given: tuple[float, ...] | None = getattr(self, name)
             if given is not None and len(given) != self.count:
-                invalid(name, list(given), f"one number for each of the {self.count} groups")
+                invalid(name, list(given), f"must have one number for each of the {self.count} groups")
             for value in given or ():
                 if not 0 < value <= most:
-                    invalid(name, value, f"lies in (0, {most:g}]")
+                    invalid(name, value, f"must lie in (0, {most:g}]")
 
     @property
     def count(self) -> int:
@@ -194,16 +198,16 @@ class Schedule:
         return together
 
 
-def constant_schedule(workers: int, groups: Sequence[Group]) -> Schedule:
+def constant_memberships(workers: int, groups: Sequence[Group]) -> Memberships:
     """Return memberships that never change."""
-    return Schedule(workers, (Era(1, tuple(groups)),))
+    return Memberships(workers, (Era(1, tuple(groups)),))
 
 
 FILE_KEYS = ["workers", "groups", "schedule", "rates", "noise_factors", "clip_factors"]
 EXAMPLE = 'e.g. {"workers": 3, "groups": [[0, 1], [1, 2]]}'
 
 
-def read_schedule(path: Path | str) -> Schedule:
+def read_memberships(path: Path | str) -> Memberships:
     """Return the schedule of a membership file. Raises with one line for anything malformed."""
     try:
         plain = json.loads(read_text(path))
@@ -211,17 +215,17 @@ def read_schedule(path: Path | str) -> Schedule:
         invalid("membership", path, "no such file", EXAMPLE)
     except (OSError, ValueError, RecursionError) as error:
         invalid("membership", path, f"cannot be read as JSON ({type(error).__name__})", EXAMPLE)
-    return schedule_from(plain)
+    return memberships_from(plain)
 
 
-def schedule_from(plain: Any) -> Schedule:
+def memberships_from(plain: Any) -> Memberships:
     """Return the schedule of a plain dictionary. Raises for unknown keys and malformed values."""
     if not isinstance(plain, dict) or not {"workers", "groups"} <= set(plain):
-        invalid("membership", type(plain).__name__, 'an object with "workers" and "groups" is needed', EXAMPLE)
+        invalid("membership", type(plain).__name__, 'must be an object with "workers" and "groups"', EXAMPLE)
     for key in plain:
         if key not in FILE_KEYS:
             invalid(f"membership.{key}", plain[key], "unknown key", did_you_mean(key, FILE_KEYS))
-    return Schedule(
+    return Memberships(
         _read_whole("workers", plain["workers"]),
         (
             Era(1, _read_groups(plain["groups"])),
@@ -239,16 +243,18 @@ def read_numbers(name: str, value: Any) -> tuple[float, ...] | None:
         return None
     result = _read_list(name, value)
     if any(isinstance(v, bool) or not isinstance(v, int | float) for v in result):
-        invalid(name, value, "is a list of numbers, one for each group")
+        invalid(name, value, "must be a list of numbers, one for each group")
     try:
         return tuple(float(v) for v in result)
     except OverflowError:
-        invalid(name, value, "holds a number that is too large")
+        invalid(name, value, "contains a number that is too large")
 
 
 def _read_era(entry: Any) -> Era:
     if not isinstance(entry, dict) or set(entry) != {"from", "groups"}:
-        invalid("schedule", entry, 'an entry has "from" and "groups"', 'e.g. {"from": 3, "groups": [[0], [1, 2]]}')
+        invalid(
+            "schedule", entry, 'must be an object with "from" and "groups"', 'e.g. {"from": 3, "groups": [[0], [1, 2]]}'
+        )
     return Era(_read_whole("schedule.from", entry["from"]), _read_groups(entry["groups"]))
 
 
@@ -261,13 +267,13 @@ def _read_groups(value: Any) -> tuple[Group, ...]:
 
 def _read_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        invalid(name, value, "is a list", EXAMPLE)
+        invalid(name, value, "must be a list", EXAMPLE)
     return value
 
 
 def _read_whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        invalid(name, value, "is a whole number", EXAMPLE)
+        invalid(name, value, "must be a whole number", EXAMPLE)
     return value
 
 
@@ -292,7 +298,7 @@ class Groups:
     Guarantees: what a group publishes is seen by its members at that time and by its master, and by no one else.
     """
 
-    schedule: Schedule
+    schedule: Memberships
     period: int
     masters_trusted: bool
     notes: tuple[str, ...] = ()
@@ -310,7 +316,7 @@ class Groups:
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            invalid("topology.period", self.period, "groups exchange every 1, 2, ... epochs")
+            invalid("topology.period", self.period, "must be a whole number of epochs >= 1")
 
     @property
     def steady(self) -> bool:
@@ -407,10 +413,10 @@ def build_groups(
     """Return the groups of `[topology]`: structure, groups, period, file, label_share, rates and factors."""
     for key, value in settings.items():
         if key not in KEYS:
-            invalid(f"topology.{key}", value, "groups have no such setting", did_you_mean(key, KEYS))
-    schedule = _build_schedule(settings, clients, labels)
+            invalid(f"topology.{key}", value, 'unknown setting of kind = "groups"', did_you_mean(key, KEYS))
+    schedule = _build_memberships(settings, clients, labels)
     if schedule.workers != clients:
-        invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, data.clients={clients}")
+        invalid("topology.file", settings.get("file"), f"is for {schedule.workers} workers, but data.clients={clients}")
     schedule = replace(
         schedule,
         rates=read_numbers("rates", settings.get("rates")) or schedule.rates,
@@ -421,32 +427,39 @@ def build_groups(
     return Groups(schedule, _read_count(settings, "period", 1), place == "server", notes)
 
 
-def _build_schedule(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Schedule:
+def _build_memberships(settings: Mapping[str, Any], clients: int, labels: Labels | None) -> Memberships:
     structure, file = settings.get("structure"), settings.get("file")
     if (structure is None) == (file is None):
-        reason = "one of structure and file says who is in which group"
+        reason = "give exactly one of structure and file"
         invalid("topology.structure", structure or "missing", reason, 'e.g. structure = "ring"')
     if file is not None:
-        return read_schedule(file)
+        return read_memberships(file)
     if structure == "labels":
         if labels is None:
-            invalid("topology.structure", structure, "nobody's labels are known here", "give a membership file")
-        return constant_schedule(clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1)))
+            invalid("topology.structure", structure, "no labels are known here", "give a membership file")
+        return constant_memberships(
+            clients, by_labels(labels(_read_share(settings)), _read_count(settings, "groups", 1))
+        )
     if str(structure) not in STRUCTURES:
         known = [*STRUCTURES, "labels"]
-        invalid("topology.structure", structure, "no such structure", did_you_mean(str(structure), known))
-    return constant_schedule(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
+        invalid("topology.structure", structure, "unknown structure", did_you_mean(str(structure), known))
+    return constant_memberships(clients, STRUCTURES[str(structure)](clients, _read_count(settings, "groups", 1)))
 
 
 def _read_share(settings: Mapping[str, Any]) -> float:
     value = settings.get("label_share", 0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        invalid("topology.label_share", value, "a share lies in [0, 1)", "0 counts every label that is held at all")
+        invalid(
+            "topology.label_share",
+            value,
+            "a share must lie in [0, 1)",
+            "use 0 to count every label that a worker holds",
+        )
     return float(value)
 
 
 def _read_count(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
     value = settings.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        invalid(f"topology.{key}", value, "is a whole number from 1")
+        invalid(f"topology.{key}", value, "must be a whole number >= 1")
     return value

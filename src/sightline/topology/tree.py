@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from sightline.errors import did_you_mean, invalid, refuse
 from sightline.formatting import read_text
 from sightline.randomness import Purpose, Streams
@@ -71,7 +73,7 @@ class Tree(Steady):
         if self.noise is Noise.CLOUD:
             for node in self.nodes:
                 if not node.trusted:
-                    reason = f"{node.name} is not trusted and would see clean updates on their way to the cloud"
+                    reason = f"{node.name} is not trusted and would see updates without noise on their way to the cloud"
                     refuse("privacy.where", "server", reason, 'use where = "edge", or trusted = 1.0')
 
     @cached_property
@@ -179,8 +181,8 @@ class Tree(Steady):
         return {kind: lines[0].observer for kind, lines in self.lines.items()}
 
     @cached_property
+    @override
     def lines(self) -> dict[str, tuple[Line, ...]]:
-        """Return the lines of sight by kind."""
         # Devices of one subnet see the same, so two stand for all: each is the observer of the other.
         everyone = frozenset(map(client_name, self.members))
         same, elsewhere = [], []
@@ -208,18 +210,20 @@ def check_tree(below: tuple[Node, ...], clients: int) -> None:
         if names.count(node.name) > 1:
             invalid("topology.file", node.name, "two servers have this name")
         if bool(node.members) == bool(node.below):
-            invalid("topology.file", node.name, "a server has devices or servers below it, one of the two")
+            invalid("topology.file", node.name, "a server must have either devices or servers below it")
     seen: set[int] = set()
     for node in nodes:
         for device in node.members:
             if not 0 <= device < clients:
                 invalid(f"topology.{node.name}", device, f"devices are numbered 0 to {clients - 1}")
             if device in seen:
-                invalid(f"topology.{node.name}", device, "a device is below one edge only")
+                invalid(f"topology.{node.name}", device, "a device can be below one edge server only")
             seen.add(device)
     if len(seen) != clients:
         missing = min(set(range(clients)) - seen)
-        invalid("topology", f"client-{missing}", f"has no edge: the tree has {len(seen)} of {clients} devices")
+        invalid(
+            "topology", f"client-{missing}", f"is below no edge server: the tree has {len(seen)} of {clients} devices"
+        )
 
 
 FILE_KEYS = ["name", "trusted", "devices", "servers"]
@@ -238,11 +242,11 @@ def read_tree(path: Path | str) -> tuple[Node, ...]:
     except (OSError, ValueError, RecursionError) as error:
         invalid("topology.file", path, f"cannot be read as JSON ({type(error).__name__})", EXAMPLE)
     if not isinstance(plain, dict) or set(plain) != {"servers"} or not _read_objects(plain["servers"]):
-        invalid("topology.file", path, 'an object with a list of "servers" is needed', EXAMPLE)
+        invalid("topology.file", path, 'must be an object with a list of "servers"', EXAMPLE)
     try:
         return tuple(_read_node(server) for server in plain["servers"])
     except RecursionError:
-        invalid("topology.file", path, "has more levels than can be walked")
+        invalid("topology.file", path, "is nested too deep")
 
 
 def _read_node(plain: dict[str, Any]) -> Node:
@@ -251,14 +255,19 @@ def _read_node(plain: dict[str, Any]) -> Node:
             invalid(f"topology.file.{key}", value, "unknown key", did_you_mean(key, FILE_KEYS))
     name, trusted, devices = plain.get("name"), plain.get("trusted", False), plain.get("devices", [])
     if not isinstance(name, str) or not NAME.fullmatch(name) or TAKEN.fullmatch(name) or name == CLOUD:
-        invalid("topology.file.name", name, "a server has a name of its own: letters, digits, dash", EXAMPLE)
+        invalid(
+            "topology.file.name",
+            name,
+            "a server name has letters, digits and dashes, begins with a letter, and is not a reserved name",
+            EXAMPLE,
+        )
     if not isinstance(trusted, bool):
-        invalid(f"topology.file.{name}.trusted", trusted, "is true or false")
+        invalid(f"topology.file.{name}.trusted", trusted, "must be true or false")
     if not isinstance(devices, list) or any(isinstance(n, bool) or not isinstance(n, int) for n in devices):
-        invalid(f"topology.file.{name}.devices", devices, "is a list of device numbers", EXAMPLE)
+        invalid(f"topology.file.{name}.devices", devices, "must be a list of device numbers", EXAMPLE)
     below = plain.get("servers", [])
     if not _read_objects(below):
-        invalid(f"topology.file.{name}.servers", below, "is a list of servers", EXAMPLE)
+        invalid(f"topology.file.{name}.servers", below, "must be a list of servers", EXAMPLE)
     return Node(name, trusted, tuple(sorted(devices)), tuple(_read_node(server) for server in below))
 
 
@@ -289,7 +298,7 @@ def build_tree(
     """
     for key, value in settings.items():
         if key not in KEYS:
-            invalid(f"topology.{key}", value, "a tree has no such setting", did_you_mean(key, KEYS))
+            invalid(f"topology.{key}", value, 'unknown setting of kind = "tree"', did_you_mean(key, KEYS))
     noise = Noise(place)
     below = _read_shape(settings, clients)
     check_tree(below, clients)
@@ -303,20 +312,22 @@ def _read_shape(settings: Mapping[str, Any], clients: int) -> tuple[Node, ...]:
     if settings.get("file") is not None:
         for key in ("subnets", "levels"):
             if key in settings:
-                invalid(f"topology.{key}", settings[key], "the file says who is below whom", "keep one of the two")
+                invalid(f"topology.{key}", settings[key], "the file already defines the tree", "keep one of the two")
         return read_tree(settings["file"])
     levels = _read_levels(settings)
     subnets = settings.get("subnets", levels[0] if levels else 1)
     sizes = _subnet_sizes(subnets, clients)
     if levels and levels[0] != len(sizes):
-        invalid("topology.levels", levels, f"begins with the number of edges, which is {len(sizes)}")
+        invalid("topology.levels", levels, f"must begin with the number of edges, which is {len(sizes)}")
     servers = tuple(
         Node(_node_name(0, i), members=tuple(range(sum(sizes[:i]), sum(sizes[: i + 1])))) for i in range(len(sizes))
     )
     for level, count in enumerate(levels[1:], start=1):
         if not 1 <= count <= len(servers):
             invalid(
-                "topology.levels", levels, f"every level has 1 to {len(servers)} servers, fewer from level to level"
+                "topology.levels",
+                levels,
+                f"a level must not have more servers than the one below it: 1 to {len(servers)} here",
             )
         servers = tuple(
             Node(_node_name(level, i), below=tuple(servers[n] for n in group))
@@ -328,22 +339,25 @@ def _read_shape(settings: Mapping[str, Any], clients: int) -> tuple[Node, ...]:
 def _read_levels(settings: Mapping[str, Any]) -> list[int]:
     levels = settings.get("levels", [])
     if not isinstance(levels, list | tuple) or any(isinstance(n, bool) or not isinstance(n, int) for n in levels):
-        invalid("topology.levels", levels, "is a list of whole numbers, edges first", "e.g. [10, 2]")
+        invalid("topology.levels", levels, "must be a list of whole numbers, edges first", "e.g. [10, 2]")
     return list(levels)
 
 
 def _subnet_sizes(subnets: Any, clients: int) -> list[int]:
     if isinstance(subnets, int) and not isinstance(subnets, bool):
         if not 1 <= subnets <= clients:
-            invalid("topology.subnets", subnets, f"{clients} devices make 1 to {clients} subnets")
+            invalid("topology.subnets", subnets, f"{clients} devices can form 1 to {clients} subnets")
         return [len(group) for group in cluster_groups(clients, subnets)]
     whole = isinstance(subnets, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in subnets)
     if not whole or not subnets or min(subnets) < 1:
         invalid(
-            "topology.subnets", subnets, "is a number of subnets or a list of their sizes", "e.g. 10 or [5, 20, 25]"
+            "topology.subnets",
+            subnets,
+            "must be the number of subnets or a list of their sizes",
+            "e.g. 10 or [5, 20, 25]",
         )
     if sum(subnets) != clients:
-        invalid("topology.subnets", list(subnets), f"the sizes add up to data.clients={clients}")
+        invalid("topology.subnets", list(subnets), f"the sizes must add up to data.clients={clients}")
     return list(subnets)
 
 
@@ -365,10 +379,13 @@ def _with_trust(below: tuple[Node, ...], trusted: Any, streams: Streams | None) 
     elif isinstance(trusted, list | tuple):
         for name in trusted:
             if name not in names:
-                invalid("topology.trusted", name, "no such server", did_you_mean(str(name), names))
+                invalid("topology.trusted", name, "unknown server", did_you_mean(str(name), names))
         chosen = set(trusted)
     else:
-        reason = "is the probability that a server is trusted, one for each server, or a list of their names"
+        reason = (
+            "must be the probability that a server is trusted, a list with one for each server, or a list of "
+            "server names"
+        )
         invalid("topology.trusted", trusted, reason, 'e.g. 0.5 or ["edge-0"]')
     return tuple(_with_trusted(node, chosen) for node in below)
 

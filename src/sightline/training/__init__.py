@@ -2,9 +2,8 @@
 
 from sightline.training.call import LocalTask
 from sightline.training.dispatch import clipping_note
-from sightline.training.dp_sgd import clipped_gradient_sum, dp_sgd
 from sightline.training.evaluation import Evaluation, evaluate_many, evaluate_model, predict_examples
-from sightline.training.local_sgd import train_local
+from sightline.training.local_training import clipped_gradient_sum, dp_sgd, train_local
 from sightline.training.local_work import Adam, LocalTerms, LocalWork, RateSchedule
 
 __all__ = [

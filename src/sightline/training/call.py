@@ -97,18 +97,18 @@ class LocalTask:
         for name in ("steps", "most_steps", "batch_size", "repeat"):
             count = getattr(self, name)
             if count is not None and not (_is_number(count, int | np.integer) and count >= 1):
-                invalid(name, count, "is a whole number >= 1")
+                invalid(name, count, "must be a whole number >= 1")
         for name in ("learning_rate", "step_norm"):
             number = getattr(self, name)
             if number is not None and not (_is_number(number) and 0 < number < inf):
-                invalid(name, number, "is a positive number")
+                invalid(name, number, "must be a positive number")
         if not _is_number(self.proximal):
-            invalid("proximal", self.proximal, "is a number >= 0")
+            invalid("proximal", self.proximal, "must be a number >= 0")
         if not isinstance(self.whole_batch, bool):
-            invalid("whole_batch", self.whole_batch, "is true or false")
+            invalid("whole_batch", self.whole_batch, "must be true or false")
         for name in ("anchor", "linear", "mask"):
             if not isinstance(getattr(self, name), Tensor | None):
-                invalid(name, type(getattr(self, name)).__name__, "is a vector")
+                invalid(name, type(getattr(self, name)).__name__, "must be a vector")
         # Building the terms validates them.
         _ = self.terms
 
@@ -146,7 +146,7 @@ class LocalTask:
         """Return the task with the linear term that the clients' own state adds, if it adds one."""
         if linear is not None and self.linear is not None:
             shape = tuple(self.linear.shape)
-            invalid("linear", shape, "what clients keep has a linear term too", "give one of the two")
+            invalid("linear", shape, "the client state has a linear term too", "give only one of them")
         return self if linear is None else replace(self, linear=linear)
 
 
@@ -340,8 +340,8 @@ class StateAccess:
         # DP-SGD bounds the data term of each step only. State that enters after clipping and noise would carry earlier
         # examples past both.
         if not self.noised:
-            reason = "what the client keeps was made from un-noised values, and would be added after clipping and noise"
-            refuse("client_state", self.memory.name, reason, "keep what private steps made, or nothing")
+            reason = "the client state was made from un-noised values, and would be added after clipping and noise"
+            refuse("client_state", self.memory.name, reason, "keep only results of private steps")
 
 
 def effective_steps(steps: int, momentum: float) -> float:

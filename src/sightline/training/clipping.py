@@ -47,7 +47,9 @@ class Balls:
         result: list[list[Tensor]] = [[] for _ in self.clip_norms]
         for slot in slots:
             result[self.ball_of[slot.name]].append(torch.arange(slot.start, slot.stop, device=device))
-        return [torch.cat(some) if some else torch.empty(0, dtype=torch.long, device=device) for some in result]
+        return [
+            torch.cat(indices) if indices else torch.empty(0, dtype=torch.long, device=device) for indices in result
+        ]
 
 
 Clip = float | Balls
@@ -70,13 +72,13 @@ def factors_of(
             norms[ball] = (own[0] if len(own) == 1 else torch.stack(own).sum(0)).sqrt()
     # A row that is non-finite in one ball counts as zero in all of them. The comparison is written so that NaN fails
     # it.
-    broken = torch.stack([~(some <= LARGEST) for some in norms.values()]).any(0)
+    broken = torch.stack([~(norm <= LARGEST) for norm in norms.values()]).any(0)
     some_broken = bool(broken.any())
-    factors = {ball: clip_factors(some, radii[ball]) for ball, some in norms.items()}
-    for some in factors.values():
-        some[examples:] = 0.0
+    factors = {ball: clip_factors(norm, radii[ball]) for ball, norm in norms.items()}
+    for factor in factors.values():
+        factor[examples:] = 0.0
         if some_broken:
-            some[broken] = 0.0
+            factor[broken] = 0.0
     return broken if some_broken else None, lambda name: factors[ball_of(name)]
 
 
@@ -107,8 +109,8 @@ def square_norms(rows: Tensor) -> Tensor:
         return norms.square_()
     step = PIECE // rows.shape[1]
     if step:
-        return torch.cat([square_norms(some) for some in torch.split(rows, step)])
-    return torch.stack([square_norms(some) for some in torch.split(rows, max(1, PIECE // len(rows)), 1)]).sum(0)
+        return torch.cat([square_norms(part) for part in torch.split(rows, step)])
+    return torch.stack([square_norms(part) for part in torch.split(rows, max(1, PIECE // len(rows)), 1)]).sum(0)
 
 
 def sum_by_sixteens(terms: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ class Passes:
     def __init__(self, trial: Trial, most: int) -> None:
         self.trial = trial
         self.sizes = tuple(size for size in SIZES if size <= most) or (max(1, most),)
-        self.one: dict[int, Tensor | None] = {}
+        self.expected: dict[int, Tensor | None] = {}
         """Number of threads -> the numbers of one example, from the first size whose positions agree."""
         self.known: dict[tuple[int, int], bool] = {}
         """(Number of threads, size) -> whether an example has these numbers at every position."""
@@ -206,16 +208,16 @@ class Passes:
         """Return whether every position in passes of this size gives an example the same bits as all other passes."""
         # Kernels split their work by the number of threads, so each number has its own trial.
         threads = torch.get_num_threads()
-        if threads not in self.one:
-            self.one[threads] = self._find_one()
-        one = self.one[threads]
-        if one is None:
+        if threads not in self.expected:
+            self.expected[threads] = self._find_expected()
+        expected = self.expected[threads]
+        if expected is None:
             return size == 1
         if (threads, size) not in self.known:
-            self.known[threads, size] = bool((self.trial(size) == one).all())
+            self.known[threads, size] = bool((self.trial(size) == expected).all())
         return self.known[threads, size]
 
-    def _find_one(self) -> Tensor | None:
+    def _find_expected(self) -> Tensor | None:
         for size in reversed([size for size in self.sizes if 1 < size <= max(FIRST, LEAST)]):
             result = self.trial(size)
             if bool((result == result[:, :1]).all()):

@@ -89,19 +89,24 @@ def half_worker(model: FlatModel) -> GradientWorker:
     float32 gradient. It never clips per example: `dp_sgd` refuses bfloat16.
     """
     if model.device.type != "cpu":
-        invalid("local.precision", BF16, f"is for the CPU, not {model.device.type}", 'use precision = "float32"')
+        invalid(
+            "local.precision",
+            BF16,
+            f"is available on the CPU only, not on {model.device.type}",
+            'use precision = "float32"',
+        )
     check_bf16()
     exact = worker_for(model)
     worker = GraphWorker(model, exact.certificate) if isinstance(exact, GraphWorker) else GradientWorker(model)
     worker.precision, worker.channels_last = BF16, exact.channels_last
     try:
-        apart = half_distance(worker, exact)
+        distance = half_distance(worker, exact)
     except RuntimeError as error:
         cause = " ".join(str(error).split())[:120]
         invalid("local.precision", BF16, f"{model.name} does not run in it ({cause})", 'use precision = "float32"')
     # Written so that NaN fails the comparison too.
-    if not apart <= MOST_APART:
-        reason = f"the gradient of {model.name} would be {apart:.0%} off"
+    if not distance <= MOST_APART:
+        reason = f"the gradient of {model.name} would be wrong by {distance:.0%}"
         invalid("local.precision", BF16, reason, 'use precision = "float32"')
     return worker
 
@@ -114,13 +119,13 @@ def half_distance(worker: GradientWorker, exact: GradientWorker) -> float:
     """Return |bf16 gradient - gradient| / |gradient| on a probe; a graph with dropout only has to be finite."""
     model, result = worker.model, []
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
-    for one in (worker, exact):
-        one.weights.copy_(flatten_module(model.module()))
-        one.probing = True
+    for side in (worker, exact):
+        side.weights.copy_(flatten_module(model.module()))
+        side.probing = True
         with torch.random.fork_rng(devices=[]):
-            one.mean_gradient(one.inputs(x.numpy()), y)
-        one.probing = False
-        result.append(one.gradient.clone())
+            side.mean_gradient(side.inputs(x.numpy()), y)
+        side.probing = False
+        result.append(side.gradient.clone())
     # Two passes draw different dropout masks, so their gradients cannot be compared.
     if isinstance(worker, GraphWorker) and worker.dropout:
         return 0.0 if bool(torch.isfinite(result[0]).all()) else float("inf")
@@ -134,7 +139,7 @@ def clipping_note(model: FlatModel) -> str | None:
         return None
     how = "side by side" if worker.own_rows() is vectorised_gradients else "one after the other, which is slow"
     reason = BENCH.reasons.get(model, "a layer mixes examples")
-    return f"{model.name}: every example is differentiated alone, {how}, and not by ghost clipping ({reason})"
+    return f"{model.name}: every example is differentiated alone, {how}, instead of by ghost clipping ({reason})"
 
 
 def dense_layers(model: FlatModel) -> tuple[DenseSlots, ...] | None:
@@ -197,7 +202,7 @@ def choose_worker(model: FlatModel) -> GradientWorker:
     module = model.module()
     nothing = torch.empty(model.parameters)
     if model.task.own_loss is not None:
-        BENCH.reasons[model] = f"what the loss {model.task.loss_name} does with a batch is not known"
+        BENCH.reasons[model] = f"it is not known how the loss {model.task.loss_name} treats a batch"
     # Where a clip applies, plain autograd refuses batch normalisation and calls a user's own loss with one example at a
     # time.
     if mixing_layer(module) is not None or model.task.own_loss is not None:
@@ -229,29 +234,29 @@ def device_worker(model: FlatModel) -> GradientWorker:
         raise
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        way_out = 'use device = "cpu"; tensors that forward makes belong on the device of its input'
+        way_out = 'use device = "cpu"; create tensors in forward on the device of its input'
         invalid("device", model.device.type, f"{model.name} does not run there ({cause})", way_out)
     if not agrees:
-        reason = f"the gradients of {model.name} are not those that it has on the CPU"
+        reason = f"the gradients of {model.name} differ from those on the CPU"
         invalid("device", model.device.type, reason, 'use device = "cpu"')
     return worker
 
 
 def probe_device(worker: GradientWorker) -> bool:
     """Return whether a probe's gradients equal those on the CPU; models that draw at random only have to run."""
-    model, apart = worker.model, mixing_layer(worker.module) is None
+    model, separate = worker.model, mixing_layer(worker.module) is None
     x, y = probe_inputs(model, 2), probe_targets(model.task, model.classes, 2)
     worker.weights.copy_(flatten_module(model.module()))
     here = GradientWorker(replace(model, device=CPU))
     here.weights.copy_(flatten_module(model.module()))
     result = []
-    for one in (worker, here):
-        some = one.inputs(x.numpy()), one.place_tensor(y)
-        one.mean_gradient(*some)
-        result.append([one.hand_back(one.gradient.clone())])
-        if apart:
-            one.clipped_sum(*some, 1.0)
-            result[-1].append(one.hand_back(one.gradient.clone()))
+    for side in (worker, here):
+        batch = side.inputs(x.numpy()), side.place_tensor(y)
+        side.mean_gradient(*batch)
+        result.append([side.hand_back(side.gradient.clone())])
+        if separate:
+            side.clipped_sum(*batch, 1.0)
+            result[-1].append(side.hand_back(side.gradient.clone()))
     return worker.dropout or all(close_by_tensor(model, there, near, 1e-5) for there, near in zip(*result, strict=True))
 
 
@@ -265,7 +270,7 @@ def graph_worker(model: FlatModel) -> GraphWorker | None:
         worker = GraphWorker(model, certificate)
         if agrees_with_examples(worker):
             return worker
-        BENCH.reasons[model] = "ghost clipping over its graph did not agree with its examples one by one"
+        BENCH.reasons[model] = "ghost clipping over its graph did not agree with examples differentiated alone"
     # Any failure of a rule is safe here: the caller falls back to the exact path, one example at a time.
     except Exception as error:
         BENCH.reasons[model] = " ".join(str(error).split())[:200]
@@ -334,9 +339,9 @@ def find_device(wanted: str) -> torch.device:
         if problem is None:
             return torch.device(kind)
         if wanted != "auto":
-            invalid("device", kind, f"clipping there is not what it is on the CPU: {problem}", 'use device = "cpu"')
+            invalid("device", kind, f"clipped sums differ from those on the CPU: {problem}", 'use device = "cpu"')
     if wanted != "auto":
-        invalid("device", wanted, "torch finds no such device here", 'use device = "cpu", or leave it out')
+        invalid("device", wanted, "torch does not find this device", 'use device = "cpu", or omit it')
     return CPU
 
 
@@ -375,7 +380,7 @@ def find_clipping_problem(device: torch.device) -> str | None:
                 return f"{problem} (a row of {length} numbers)"
         here, there = clipped_rows(rows, 1.0), clipped_rows(rows.to(device), 1.0).cpu()
         if not torch.allclose(here, there, rtol=1e-4, atol=1e-6):
-            return f"its sum is another (rows of {length} numbers)"
+            return f"the sum differs (rows of {length} numbers)"
     return None
 
 
@@ -384,7 +389,7 @@ def _find_row_problem(row: Tensor, device: torch.device, *, finite: bool) -> str
     result = clipped_rows(row[None].to(device), 1.0).cpu().double()
     length = float(result.norm())
     if not finite:
-        return None if length == 0 else "a row that is not finite is not zero"
+        return None if length == 0 else "a non-finite row is not set to zero"
     return None if length <= 1 else f"a row clipped to 1 has norm {length:.8g}"
 
 

@@ -41,7 +41,9 @@ class Views:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.pixels < 0 or (self.kind is ViewKind.FLIP and self.count != 2):
-            invalid("views", self, "one view or more, no negative pixels, and two views to mirror")
+            invalid(
+                "views", self, "count must be at least 1, pixels must not be negative, and mirroring needs two views"
+            )
 
     def of(self, x: Inputs, *, rng: np.random.Generator) -> Inputs:
         """Return (n, channels, height, width) -> (n * count, ...): each example's views together, the original first.
@@ -49,7 +51,7 @@ class Views:
         Guarantees: every example's views are drawn independently of each other and of the data.
         """
         if x.ndim != 4:
-            invalid("local.augment.kind", self.kind, "only images have views of this kind", "remove local.augment")
+            invalid("local.augment.kind", self.kind, "this kind of view needs images", "remove local.augment")
         n, (height, width) = len(x), x.shape[2:]
         down, right, mirrored = self._draw_shifts(n, rng)
         margin = self.pixels
@@ -87,9 +89,9 @@ def clipped_sum_of_views(
     # Views are averaged before clipping: one example still moves the sum by C, so the event and the noise stay the
     # same. Clipping each view separately has the same bound but shortens the gradient more (De et al. 2022).
     total = worker.gradient.new_zeros(worker.gradient.shape)
-    for some in equal_chunks(len(y), max(1, VIEW_BYTES // (views.count * max(1, x[:1].nbytes)))):
-        seen = worker.inputs(views.of(x[some], rng=rng))
-        worker.clipped_sum(seen, y[some], clip_norm, views=views.count)
+    for chunk in equal_chunks(len(y), max(1, VIEW_BYTES // (views.count * max(1, x[:1].nbytes)))):
+        seen = worker.inputs(views.of(x[chunk], rng=rng))
+        worker.clipped_sum(seen, y[chunk], clip_norm, views=views.count)
         total += worker.gradient
     worker.gradient.copy_(total)
 
@@ -109,12 +111,12 @@ def draw_gaussian(size: int, *, rng: np.random.Generator, path: str = "torch") -
     the same function of the same words up to float32 rounding, in compiled code if available.
     """
     pairs = max(1, -(-size // 2))
-    words = random_words(pairs, rng)
-    if path == "compiled" and (result := normals_of(words)) is not None:
+    bits = random_words(pairs, rng)
+    if path == "compiled" and (result := normals_of(bits)) is not None:
         return result[:size]
     # The clamp avoids ln 0: a word of 0 has probability 2^-64 and becomes the longest radius.
-    radius = words.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
-    halves = words.view(torch.int32)[::2]
+    radius = bits.float().abs_().mul_(2.0**-63).clamp_min_(2.0**-64).log_().mul_(-2.0).sqrt_()
+    halves = bits.view(torch.int32)[::2]
     angle = torch.cat([halves[pairs // 2 :], halves[: pairs // 2]]).float().mul_(pi / 2**31)
     both = torch.empty(2, pairs)
     torch.cos(angle, out=both[0])
@@ -212,9 +214,7 @@ smaller ball."""
 def check_clip_norm(clip_norm: float) -> None:
     """Raise for a clip norm that float32 norms cannot be compared with."""
     if not SMALLEST_CLIP_NORM <= clip_norm < np.inf:
-        reason = (
-            f"a clip norm is a number from {SMALLEST_CLIP_NORM:g} on: float32 has no norms of much smaller gradients"
-        )
+        reason = f"must be a number >= {SMALLEST_CLIP_NORM:g}: float32 cannot hold norms of much smaller gradients"
         invalid("clip_norm", clip_norm, reason)
 
 
@@ -239,23 +239,23 @@ class DPSGDSettings:
         check_clip_norm(self.clip_norm)
         for std in self.noise_std:
             if not (np.isfinite(std) and std >= 0):
-                invalid("noise_std", std, "is a number >= 0")
+                invalid("noise_std", std, "must be a number >= 0")
         for rate in self.sample_rates:
             if not 0 < rate <= 1:
-                invalid("sample_rate", rate, "a probability lies in (0, 1]")
+                invalid("sample_rate", rate, "must be in (0, 1]")
         for divisor in self.divisors:
             if not (np.isfinite(divisor) and divisor > 0):
-                invalid("divisor", divisor, "the expected batch is a positive number")
+                invalid("divisor", divisor, "the expected batch size must be a positive number")
         if (self.views is None) != (self.view_rngs is None):
-            invalid("views", self.views, "every client draws its views from its own generator", "give view_rngs too")
+            invalid("views", self.views, "every client needs its own generator for views", "give view_rngs too")
         for laid, steps in zip(self.batches or (), self.steps, strict=False):
             if len(laid) != steps:
-                invalid("batches", len(laid), f"one batch is laid down for each of the {steps} steps")
+                invalid("batches", len(laid), f"there must be one batch for each of the {steps} steps")
         for strategy, steps in zip(self.strategies or (), self.steps, strict=False):
             # The cost of correlated noise depends on when an example takes part, so its batches are scheduled, never
             # drawn.
             if strategy is not None and (self.batches is None or steps != strategy.steps):
-                invalid("steps", steps, f"a stream has {strategy.steps}, whose batches are laid down")
+                invalid("steps", steps, f"the noise stream has {strategy.steps} steps with fixed batches")
 
     def batches_of(self, client: int, examples: int) -> Iterator[Index | None]:
         """Return the batches of one client, drawn by its own generator or as scheduled."""
@@ -268,12 +268,12 @@ class DPSGDSettings:
     ) -> None:
         """Write the clipped sum of a batch to the worker's gradient; `x` and `y` are the shard's tensors."""
         index = None if batch is None else worker.place_tensor(torch.from_numpy(batch))
-        some = y if index is None else y[index]
+        labels = y if index is None else y[index]
         if self.views is None or self.view_rngs is None:
-            worker.clipped_sum(x if index is None else x[index], some, self.clip_norm)
+            worker.clipped_sum(x if index is None else x[index], labels, self.clip_norm)
         else:
             seen = shard.x if batch is None else shard.x[batch]
-            clipped_sum_of_views(worker, seen, some, self.clip_norm, self.views, self.view_rngs[client])
+            clipped_sum_of_views(worker, seen, labels, self.clip_norm, self.views, self.view_rngs[client])
 
     def noise_of(self, client: int, size: int, path: str = "torch") -> Iterator[Tensor | None]:
         """Return an iterator over the unscaled noise of each step: standard normal vectors, or None for no noise.

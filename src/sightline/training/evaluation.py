@@ -54,7 +54,7 @@ def evaluate_many(
     Guarantees: entry i equals `evaluate_model(model, vectors[i], shards[i])` up to float32 rounding.
     """
     if tuple(vectors.shape) not in ((model.parameters,), (len(shards), model.parameters)):
-        reason = f"has shape ({model.parameters},) or ({len(shards)}, {model.parameters})"
+        reason = f"must have shape ({model.parameters},) or ({len(shards)}, {model.parameters})"
         invalid("vectors", tuple(vectors.shape), reason)
     layers = dense_layers(model) if vectors.dim() == 2 else None
     if layers is not None:
@@ -103,9 +103,9 @@ def example_outcomes(
 ) -> tuple[Tensor, Tensor]:
     """Return every example's loss, and its scores by the model's task."""
     losses, scores = torch.empty(len(shard)), []
-    for some, outputs, y in _outputs_of(model, vector, shard, batch=batch, apart=apart):
+    for chunk, outputs, y in _outputs_of(model, vector, shard, batch=batch, apart=apart):
         with torch.no_grad():
-            losses[some] = model.task.losses(outputs, y)
+            losses[chunk] = model.task.losses(outputs, y)
             scores.append(model.task.kind.scores(outputs, y))
     return losses, torch.cat(scores) if scores else torch.empty(0, 0, dtype=torch.float64)
 
@@ -127,17 +127,17 @@ def _outputs_of(
     """Yield the examples of each pass, the model's outputs for them, and their targets."""
     model.check_vector(vector)
     if batch < 1:
-        invalid("batch", batch, "is a whole number >= 1")
+        invalid("batch", batch, "must be a whole number >= 1")
     worker = worker_for(model)
     worker.weights.copy_(vector)
     x, y = worker.inputs(shard.x), torch.from_numpy(shard.y)
     # Language models output a vocabulary at every position: smaller passes keep the logits within memory.
     positions = max(1, int(np.prod(model.task.target_shape))) if model.task.name == "language" else 1
     fewer = min(batch, max(1, OUTPUT_FLOATS // (positions * model.classes)))
-    for some in equal_chunks(len(shard), fewer):
+    for chunk in equal_chunks(len(shard), fewer):
         # Private choices rest on counts of right answers. With `apart` a user's own module cannot let one example
         # change the answers for others.
-        yield some, worker.logits(x[some], apart=apart), y[some]
+        yield chunk, worker.logits(x[chunk], apart=apart), y[chunk]
 
 
 def summarise_outcomes(task: Task, losses: Tensor, scores: Tensor) -> Evaluation:

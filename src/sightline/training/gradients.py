@@ -59,12 +59,12 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
 
     (torch's own handling of tied weights leaves a layer that is registered twice without its parameter.)
     """
-    names = {id(one): name for name, one in module.named_parameters()}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
     everywhere = {
-        f"{prefix}.{word}".lstrip("."): tensors[names[id(one)]]
+        f"{prefix}.{key}".lstrip("."): tensors[names[id(parameter)]]
         for prefix, layer in module.named_modules()
-        for word, one in layer._parameters.items()
-        if one is not None and names[id(one)] in tensors
+        for key, parameter in layer._parameters.items()
+        if parameter is not None and names[id(parameter)] in tensors
     }
     output: Tensor = torch.func.functional_call(module, everywhere, (x,), tie_weights=False)
     return output
@@ -75,8 +75,8 @@ def logits_apart(fresh: Callable[[], nn.Module], model: FlatModel, weights: Tens
 
     tensors, module = model.split(weights), fresh()
 
-    def alone(one: Tensor) -> Tensor:
-        return call_with(module, tensors, one.unsqueeze(0))[0]
+    def alone(example: Tensor) -> Tensor:
+        return call_with(module, tensors, example.unsqueeze(0))[0]
 
     if rows is vectorised_gradients and len(x):
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
@@ -193,16 +193,16 @@ class GradientWorker:
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device) if self.away else tensor
 
-    def hand_back(self, found: Tensor) -> Tensor:
+    def hand_back(self, vector: Tensor) -> Tensor:
         """Return a result on the host.
 
         Guarantees: nothing leaves another device after a pass that changed anything but its result.
         """
         if not self.away:
-            return found
+            return vector
         if self.state is not None:
             self.refuse_if_changed("its own weights" if bool(self.moved) else None)
-        return found.cpu()
+        return vector.cpu()
 
     def refuse_if_changed(self, change: str | None) -> None:
         """Raise if a pass changed the module's state, or if `change` names a change."""
@@ -287,8 +287,8 @@ class GradientWorker:
         self.total.zero_()
         with self.watched(), self.without_gradients():
             if alone:
-                for some in equal_chunks(len(y), self.most_examples(views)):
-                    self.add_clipped(x[stretch_views(some, views)], y[some], len(y[some]), clip, views)
+                for chunk in equal_chunks(len(y), self.most_examples(views)):
+                    self.add_clipped(x[stretch_views(chunk, views)], y[chunk], len(y[chunk]), clip, views)
             else:
                 self.add_passes(x, y, clip, views)
         self.gradient.copy_(self.total)
@@ -328,9 +328,9 @@ class GradientWorker:
         """Add the clipped sum of a batch, pass by pass."""
         if views not in self.passes:
             self.passes[views] = Passes(lambda size: self.try_pass(size, views), self.most_examples(views))
-        for some, size in self.passes[views].split(len(y)):
-            rows = fill_up(x[stretch_views(some, views)], size * views, channels_last=self.channels_last)
-            self.add_clipped(rows, fill_up(y[some], size), some.stop - some.start, clip, views)
+        for chunk, size in self.passes[views].split(len(y)):
+            rows = fill_up(x[stretch_views(chunk, views)], size * views, channels_last=self.channels_last)
+            self.add_clipped(rows, fill_up(y[chunk], size), chunk.stop - chunk.start, clip, views)
 
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
         """Add the clipped sum of the first examples of one pass."""
@@ -365,9 +365,9 @@ class GradientWorker:
             try:
                 for seed in range(TRIALS):
                     self.weights.copy_(start + 0.05 * torch.randn(start.shape, generator=generator))
-                    one = self.trial_inputs(views, seed)
+                    example = self.trial_inputs(views, seed)
                     x = fill_up(
-                        one.repeat(size, *[1] * (one.dim() - 1)), size * views, channels_last=self.channels_last
+                        example.repeat(size, *[1] * (example.dim() - 1)), size * views, channels_last=self.channels_last
                     )
                     y = self.place_tensor(self.trial_targets())
                     squares = self.pass_squares(x, fill_up(y.expand(size, *y.shape[1:]), size), views)
@@ -384,9 +384,9 @@ class GradientWorker:
 
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
         """Return (examples, d): every example's own gradient, the mean over its views."""
-        rows, apart = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
+        rows, run = self.own_rows(), self.run_rows if self.strange is None else self.run_apart
         try:
-            result = apart(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
+            result = run(rows, x, y) if rows is one_by_one else self.run_rows(rows, x, y)
         except Exception as error:
             if rows is one_by_one:
                 raise
@@ -402,7 +402,9 @@ class GradientWorker:
         if not len(y):
             return self.run_rows(rows, x, y)
         if self.away and not self.dropout:
-            return torch.cat([self.run_rows(rows, x[one : one + 1], y[one : one + 1]) for one in range(len(y))])
+            return torch.cat(
+                [self.run_rows(rows, x[index : index + 1], y[index : index + 1]) for index in range(len(y))]
+            )
         result, host = [], torch.default_generator
         # torch.manual_seed asks every kind of device, which takes a millisecond
         set_seed = torch.manual_seed if self.away else host.manual_seed
@@ -410,9 +412,9 @@ class GradientWorker:
             # One seed per example, drawn up front: how often an example draws cannot shift the draws of the next.
             seeds = torch.randint(2**62, (len(y),)).tolist()
             after = host.get_state()
-            for one, seed in enumerate(seeds):
+            for index, seed in enumerate(seeds):
                 set_seed(seed)
-                result.append(self.run_rows(rows, x[one : one + 1], y[one : one + 1]))
+                result.append(self.run_rows(rows, x[index : index + 1], y[index : index + 1]))
         if self.dropout:
             host.set_state(after)
         return torch.cat(result)
@@ -425,7 +427,10 @@ def refuse_data(model: FlatModel, error: Exception) -> NoReturn:
     """
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
     refuse(
-        "model", model.name, f"it fails on a batch, and did not on a probe ({cause})", "let forward not look at data"
+        "model",
+        model.name,
+        f"forward fails on a batch, but not on made-up inputs ({cause})",
+        "do not let forward depend on values of the data",
     )
 
 
@@ -454,9 +459,9 @@ def equal_chunks(length: int, size: int) -> Iterator[slice]:
     return (slice(start, stop) for start, stop in pairwise(edges))
 
 
-def stretch_views(some: slice, views: int) -> slice:
+def stretch_views(rows: slice, views: int) -> slice:
     """Return the rows of some examples with several views each."""
-    return slice(some.start * views, some.stop * views)
+    return slice(rows.start * views, rows.stop * views)
 
 
 @contextmanager

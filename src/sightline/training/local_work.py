@@ -56,10 +56,10 @@ def read_paths(recorded: Mapping[str, Any] | None) -> Paths:
     Paths(plain='loop', record='unfold', noise='torch')
     """
     given = dict(recorded or {})
-    for name, word in given.items():
-        if name not in KNOWN or word not in KNOWN[name]:
-            known = ", ".join(KNOWN.get(name, [one.name for one in fields(Paths)]))
-            invalid(f"paths.{name}", word, f"this version knows {known}", "use the version that began the run")
+    for name, path in given.items():
+        if name not in KNOWN or path not in KNOWN[name]:
+            known = ", ".join(KNOWN.get(name, [field.name for field in fields(Paths)]))
+            invalid(f"paths.{name}", path, f"must be one of {known}", "use the version that started the run")
     return Paths(**given)
 
 
@@ -77,9 +77,9 @@ class Adam:
 
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
-            invalid("betas", self.betas, "lie in [0, 1)")
+            invalid("betas", self.betas, "must be in [0, 1)")
         if not (isfinite(self.eps) and self.eps > 0):
-            invalid("adam_eps", self.eps, "is a positive number")
+            invalid("adam_eps", self.eps, "must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -140,26 +140,28 @@ class LocalWork:
     def __post_init__(self) -> None:
         if self.adam is not None and (self.momentum or self.compiled):
             name = "momentum" if self.momentum else "compiled"
-            invalid(name, getattr(self, name), "Adam has moments of its own, and no compiled code", "give one of both")
+            invalid(name, getattr(self, name), "cannot be combined with Adam", "remove one of them")
         if self.precision not in PRECISIONS:
-            invalid("precision", self.precision, "is float32 or bf16")
+            invalid("precision", self.precision, "must be float32 or bf16")
         if self.compiled and self.precision != FLOAT32:
-            invalid("compiled", True, "compiled code computes in float32", 'use precision = "float32", or leave it out')
+            invalid(
+                "compiled", True, "compiled code computes in float32", 'use precision = "float32", or remove compiled'
+            )
         if not (isfinite(self.learning_rate) and self.learning_rate > 0):
-            invalid("learning_rate", self.learning_rate, "is a positive number")
+            invalid("learning_rate", self.learning_rate, "must be a positive number")
         if not 0 <= self.momentum < 1:
-            invalid("momentum", self.momentum, "lies in [0, 1)")
+            invalid("momentum", self.momentum, "must be in [0, 1)")
         if not (isfinite(self.weight_decay) and self.weight_decay >= 0):
-            invalid("weight_decay", self.weight_decay, "is a number >= 0")
+            invalid("weight_decay", self.weight_decay, "must be a number >= 0")
         if self.batch_size is not None and self.batch_size < 1:
-            invalid("batch_size", self.batch_size, "is a whole number >= 1", "or None for the whole shard")
+            invalid("batch_size", self.batch_size, "must be a whole number >= 1", "use None for the whole shard")
         if self.step_norm is not None and not (isfinite(self.step_norm) and self.step_norm > 0):
-            invalid("step_norm", self.step_norm, "is a positive number", "or None for steps of any length")
+            invalid("step_norm", self.step_norm, "must be a positive number", "use None for steps of any length")
         for name, count in (("epochs", self.epochs), ("steps", self.steps)):
             if count is not None and count < 0:
-                invalid(name, count, "is a whole number >= 0")
+                invalid(name, count, "must be a whole number >= 0")
         if self.epochs is not None and self.steps is not None:
-            invalid("steps", self.steps, f"epochs={self.epochs} is given too", "give one of the two")
+            invalid("steps", self.steps, f"epochs={self.epochs} is given too", "give only one of them")
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +179,7 @@ class LocalTerms:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.proximal) and self.proximal >= 0):
-            invalid("proximal", self.proximal, "is a number >= 0")
+            invalid("proximal", self.proximal, "must be a number >= 0")
         if self.anchor is not None and not self.proximal:
             invalid("anchor", tuple(self.anchor.shape), "has no effect while proximal is 0", "give proximal > 0")
 

@@ -47,8 +47,8 @@ def read_processor() -> tuple[str, tuple[str, ...]]:
 def describe_processor() -> str:
     """Return the processor in one line: name, relevant instruction sets, cores."""
     name, flags = read_processor()
-    told = [flag for flag in TOLD if flag in flags] or [torch.backends.cpu.get_cpu_capability()]
-    return f"{name}, {' '.join(told)}, {count_cores()} cores"
+    shown = [flag for flag in TOLD if flag in flags] or [torch.backends.cpu.get_cpu_capability()]
+    return f"{name}, {' '.join(shown)}, {count_cores()} cores"
 
 
 def count_cores() -> int:
@@ -75,8 +75,8 @@ def read_quota() -> float:
 def machine_key() -> str:
     """Return the cache key of this machine: processor, versions, threads. Any change triggers a new measurement."""
     name, flags = read_processor()
-    told = hashlib.sha256(" ".join((*flags, torch.backends.cpu.get_cpu_capability())).encode()).hexdigest()[:12]
-    return f"{name} {told}, torch {torch.__version__}, sightline {_own_version()}, {torch.get_num_threads()} threads"
+    digest = hashlib.sha256(" ".join((*flags, torch.backends.cpu.get_cpu_capability())).encode()).hexdigest()[:12]
+    return f"{name} {digest}, torch {torch.__version__}, sightline {_own_version()}, {torch.get_num_threads()} threads"
 
 
 def _own_version() -> str:
@@ -189,9 +189,9 @@ def find_failure() -> str | None:
 
 def try_kernels() -> tuple[str | None, bool]:
     """Return (failure or None, whether it is lasting) of a child process that computes in bfloat16."""
-    words = [sys.executable, "-c", TRIAL]
+    command = [sys.executable, "-c", TRIAL]
     try:
-        child = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+        child = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bfloat16 could not be tried ({type(error).__name__})", False
     if child.returncode < 0:
@@ -204,8 +204,8 @@ def try_kernels() -> tuple[str | None, bool]:
 
 def digest_processor() -> str:
     """Return a digest of the processor with all its features, of which `machine_key` has a few."""
-    words = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    facts = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        words += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return hashlib.blake2b(repr(words).encode(), digest_size=12).hexdigest()
+        facts += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()

@@ -18,10 +18,9 @@ from sightline.models.task import probe_targets
 from sightline.training.compiled.kernels import WalkKernel, walk_kernel_for
 from sightline.training.compiled.library import library_digest, noise_missing
 from sightline.training.dispatch import dense_layers, small_convolutional, stacking_for, worker_for
-from sightline.training.dp_sgd import dp_sgd
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.stacked import width_of
-from sightline.training.local_sgd import train_local
+from sightline.training.local_training import dp_sgd, train_local
 from sightline.training.local_work import BY_RULE, Adam, LocalWork, Paths
 from sightline.training.machine import keep_measured, recall_measured
 
@@ -60,10 +59,10 @@ class MeasuredWork:
         optimiser = [
             name for name in ("momentum", "weight_decay", "step_norm", "adam", "compiled") if getattr(work, name)
         ]
-        told = "private" if self.private else "plain"
+        kind = "private" if self.private else "plain"
         digest = hashlib.sha256(layers.encode()).hexdigest()[:16]
         name = "-".join([*optimiser, "sgd"])
-        return f"{told} {model.parameters} {digest} batch {self.width} clients {self.clients} {name} {work.precision}"
+        return f"{kind} {model.parameters} {digest} batch {self.width} clients {self.clients} {name} {work.precision}"
 
     def run(self, paths: Paths) -> None:
         """Take a few steps of every client on made-up examples; no private data is used."""
@@ -151,20 +150,20 @@ def available_paths(
     if model.device.type != "cpu" or work.compiled:
         return {}
     result: dict[str, list[str]] = {}
-    for one in CANDIDATES:
-        if (one.field != "plain") is private and one.exists(model, work, width):
-            result.setdefault(one.field, []).append(one.path)
+    for candidate in CANDIDATES:
+        if (candidate.field != "plain") is private and candidate.exists(model, work, width):
+            result.setdefault(candidate.field, []).append(candidate.path)
     return result
 
 
 def missing_paths(model: FlatModel, work: LocalWork, paths: Paths) -> dict[str, str]:
     """Return field -> the requested path that does not exist here; the defaults always exist."""
-    taken = {name: word for name, word in paths.describe().items() if word != getattr(BY_RULE, name)}
-    known = {(one.field, one.path): one for one in CANDIDATES}
+    taken = {name: path for name, path in paths.describe().items() if path != getattr(BY_RULE, name)}
+    known = {(candidate.field, candidate.path): candidate for candidate in CANDIDATES}
 
     def exists(field: str, path: str) -> bool:
-        one = known.get((field, path))
-        return one is not None and one.exists(model, work, None)
+        measured = known.get((field, path))
+        return measured is not None and measured.exists(model, work, None)
 
     return {field: path for field, path in taken.items() if not exists(field, path)}
 
@@ -203,10 +202,10 @@ def choose_measured(work: MeasuredWork, *, clock: Clock = time.process_time) -> 
 
 def _take_kept(kept: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Paths | None:
     """Return the paths of a cached entry if each can be chosen now, else None."""
-    words = kept.get("paths")
-    if not isinstance(words, dict) or any(words.get(field) not in many for field, many in choices.items()):
+    kept_paths = kept.get("paths")
+    if not isinstance(kept_paths, dict) or any(kept_paths.get(field) not in many for field, many in choices.items()):
         return None
-    return replace(BY_RULE, **{field: words[field] for field in choices})
+    return replace(BY_RULE, **{field: kept_paths[field] for field in choices})
 
 
 def compare_paths(
@@ -273,10 +272,10 @@ def _adam_of(local: Local) -> Adam | None:
 
 def wants_measuring(experiment: Experiment) -> bool:
     """Return whether paths and processes are chosen by measuring: `SIGHTLINE_PATHS`, else `local.paths`, else yes."""
-    word = os.environ.get(VARIABLE) or experiment.local.paths or "measured"
-    if word not in ("measured", "rule"):
-        invalid(VARIABLE, word, "is measured or rule", "unset it to let the experiment file decide")
-    return word == "measured"
+    choice = os.environ.get(VARIABLE) or experiment.local.paths or "measured"
+    if choice not in ("measured", "rule"):
+        invalid(VARIABLE, choice, "must be measured or rule", "unset it to let the experiment file decide")
+    return choice == "measured"
 
 
 def measured_work(experiment: Experiment, model: FlatModel, sizes: Sequence[int]) -> MeasuredWork | None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
 from sightline.data.federation import Kind
 from sightline.errors import invalid, refuse
@@ -90,16 +91,18 @@ def pack_inputs(x: Any) -> tuple[Any, Parts | None]:
         return x, None
     for name, part in x.items():
         if not isinstance(part, Tensor) or not part.dim():
-            reason = f"is a {type(part).__name__}, and a part of a batch is a tensor with one row per example"
+            reason = f"is a {type(part).__name__}, but a part of a batch must be a tensor with one row per example"
             invalid(f"x[{name!r}]", "not a tensor", reason, "remove it from the data set, or make it a tensor")
     if not x:
-        invalid("x", "{}", "a batch has inputs beside its labels")
+        invalid("x", "{}", "the batch has labels, but no inputs")
     first = next(iter(x.values()))
     # One tensor of one type: everything that is known of examples holds for the whole of an example's inputs.
     kinds = {name: part.is_floating_point() for name, part in x.items()}
     if len({*kinds.values()}) > 1 or any(len(part) != len(first) for part in x.values()):
         names = ", ".join(f"{name} {part.dtype} {tuple(part.shape)}" for name, part in x.items())
-        reason = f"parts of a batch have one row per example, and all whole numbers or all float32 ({names})"
+        reason = (
+            f"parts of a batch must have one row per example, with all of them whole numbers or all float32 ({names})"
+        )
         invalid("x", [*x], reason, "convert them in the data set")
     whole = torch.cat([part.reshape(len(part), -1) for part in x.values()], 1)
     return whole, tuple((name, tuple(part.shape[1:])) for name, part in x.items())
@@ -109,13 +112,13 @@ def check_batch(x: Any, y: Any) -> None:
     """Raise unless (x, y) is a batch: two CPU tensors with one row per example."""
     for name, rows in (("x", x), ("y", y)):
         if not isinstance(rows, Tensor):
-            invalid(name, type(rows).__name__, "a batch is a pair (x, y) of tensors")
+            invalid(name, type(rows).__name__, "a batch must be a pair (x, y) of tensors")
         if rows.device.type != "cpu":
-            invalid(name, rows.device, "private steps are computed on the CPU", "leave model and batches there")
+            invalid(name, rows.device, "private steps are computed on the CPU", "keep model and batches on the CPU")
         if not rows.dim() or len(rows) != len(x):
-            invalid(name, tuple(rows.shape), "x and y have one row per example")
+            invalid(name, tuple(rows.shape), "x and y must have one row per example")
     if x.is_floating_point() and x.dtype != torch.float32:
-        invalid("x", x.dtype, "inputs are float32 or whole numbers", "call .float() in the data set")
+        invalid("x", x.dtype, "inputs must be float32 or whole numbers", "call .float() in the data set")
 
 
 def reduction_of(loss: Loss | None) -> str:
@@ -159,17 +162,17 @@ class OneLoss:
         weighted = getattr(loss, "weight", None) is not None and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
         if not weighted and getattr(loss, "reduction", None) != "none":
             return loss
-        apart = copy.copy(loss)
-        apart.reduction = "none"  # type: ignore[attr-defined]
+        summed = copy.copy(loss)
+        summed.reduction = "none"  # type: ignore[attr-defined]
         whole = torch.sum if reduction_of(loss) == "sum" else torch.mean
-        return lambda outputs, targets: whole(apart(outputs, targets))
+        return lambda outputs, targets: whole(summed(outputs, targets))
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the loss of one example; raise unless it is one number."""
         value = self.function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            invalid("loss", shape, "the loss of one example, a batch of one, is one number")
+            invalid("loss", shape, "the loss must be one number for a batch of one example")
         return value.reshape(())
 
 
@@ -217,8 +220,8 @@ class LossWorker(GradientWorker):
         changed = before.find_change(self.held)
         if changed is not None:
             does = "may change" if UNSEEN in changed else "changes"
-            reason = f"computing it {does} {changed}: what it keeps of one example would reach the next"
-            refuse("loss", self.loss.name, reason, "keep nothing")
+            reason = f"computing it {does} {changed}: state kept from one example would reach the next"
+            refuse("loss", self.loss.name, reason, "make the loss keep no state")
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
         """Write the clipped sum of examples with equal numbers of rows to `gradient`."""
@@ -232,11 +235,11 @@ class LossWorker(GradientWorker):
         """Return (examples, d) gradients by definition: forward and backward of every example alone."""
         rows = torch.zeros(len(y), model.parameters)
         parameters = [module.get_parameter(slot.name) for slot in model.layout]
-        for one in range(len(y)):
-            loss = self.loss(module(x[one].clone()), y[one].clone())
+        for index in range(len(y)):
+            loss = self.loss(module(x[index].clone()), y[index].clone())
             for slot, part in zip(model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
                 if part is not None:
-                    rows[one, slot.start : slot.stop] = part.to_dense().reshape(-1)
+                    rows[index, slot.start : slot.stop] = part.to_dense().reshape(-1)
         return rows
 
     def side_by_side(self, module: nn.Module, model: FlatModel, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -262,18 +265,18 @@ class LossWorker(GradientWorker):
             return False
         probe = self.model.module()
         x, y = probe_inputs(self.model, 3 * count), self.targets.repeat_interleave(count, 1)
-        some = (probe, self.model, flatten_module(probe), x.view(3, count, *x.shape[1:]), y)
+        probe_arguments = (probe, self.model, flatten_module(probe), x.view(3, count, *x.shape[1:]), y)
         try:
             with torch.random.fork_rng(devices=[]):
                 # In training mode too, where the module may draw at random.
-                self.side_by_side(*some)
+                self.side_by_side(*probe_arguments)
             probe.eval()
-            return rows_agree(self.side_by_side(*some), self.one_by_one(*some))
+            return rows_agree(self.side_by_side(*probe_arguments), self.one_by_one(*probe_arguments))
         except Exception:
             return False
 
+    @override
     def gradients_apart(self, x: Tensor, y: Tensor, views: int) -> Tensor:
-        """Return every example's own gradient, (examples, d)."""
         try:
             return (self.run_apart if self.works_alone() else self.run_rows)(self.own_rows(), x, y)
         except Exception as error:
@@ -281,20 +284,20 @@ class LossWorker(GradientWorker):
                 raise
             refuse_data(self.model, error)
 
+    @override
     def works_alone(self) -> bool:
-        """Return whether every example has a pass of its own."""
         return self.own_rows() == self.one_by_one
 
     def most_examples(self, views: int) -> int:
         """Return how many examples are computed at once, from the model and the rows of an example only."""
         return max(1, super().most_examples(views) // self.count)
 
+    @override
     def trial_inputs(self, views: int, seed: int) -> Tensor:
-        """Return the rows of one made-up example."""
         return self.inputs(probe_inputs(self.model, self.count, seed=seed).numpy())[None]
 
+    @override
     def trial_targets(self) -> Tensor:
-        """Return targets of zeros, as the probe has them."""
         return self.targets[:1].repeat_interleave(self.count, 1)
 
 
@@ -363,7 +366,7 @@ class OwnModule:
 
     def _check_labels(self, y: Tensor) -> None:
         if not isinstance(self.worker, LossWorker) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
-            reason = f"a label is a whole number from 0 to {self.classes - 1}, as many as the model has outputs"
+            reason = f"labels must be whole numbers from 0 to {self.classes - 1}, one per output of the model"
             invalid("y", f"{int(y.min())} to {int(y.max())}", reason)
 
     @property
@@ -393,7 +396,7 @@ def own_module(module: nn.Module, loss: Loss | None, x: Tensor, y: Tensor, parts
     With `parts`, x holds the parts of a dictionary, which the module gets by keywords.
     """
     if not isinstance(module, nn.Module):
-        invalid("model", type(module).__name__, "is no torch.nn.Module")
+        invalid("model", type(module).__name__, "is not a torch.nn.Module")
     trained = tuple(name for name, _ in trained_parameters(module))
     shape = (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype, trained, parts)
     known = OWN.get(module)
@@ -412,17 +415,17 @@ def take_over(
     called = wrap_transformer(module) if parts is None else NamedInputs(module, parts)
     prefix = "" if called is module else "model."
     model, outputs = flat_copy(called, x)
-    one = OneLoss(loss)
-    if unknown_part(module) is not None or not one.plain:
-        blame = ("loss", one.name) if unknown_part(module) is None else None
-        refuse_memory(model, probe_loss(one, y), blame)
+    one_loss = OneLoss(loss)
+    if unknown_part(module) is not None or not one_loss.plain:
+        blame = ("loss", one_loss.name) if unknown_part(module) is None else None
+        refuse_memory(model, probe_loss(one_loss, y), blame)
     labels = y.dtype == torch.int64 and y.dim() == 1
-    if one.plain and labels and outputs is not None and outputs.dim() == 2:
-        return OwnModule(model, one, worker_for(model), state, shape, y[:0], prefix)
+    if one_loss.plain and labels and outputs is not None and outputs.dim() == 2:
+        return OwnModule(model, one_loss, worker_for(model), state, shape, y[:0], prefix)
     if loss is None:
         result = f"{y.dtype} {tuple(y.shape)}"
-        invalid("loss", None, f"cross entropy wants whole labels, one per example, and y is {result}", "give the loss")
-    return OwnModule(model, one, LossWorker(model, one, y), state, shape, y[:0], prefix)
+        invalid("loss", None, f"cross entropy needs one whole label per example, but y is {result}", "give the loss")
+    return OwnModule(model, one_loss, LossWorker(model, one_loss, y), state, shape, y[:0], prefix)
 
 
 def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
@@ -432,8 +435,8 @@ def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
         try:
             return loss(outputs, y.new_zeros(count, *y.shape[1:]))
         except Exception:
-            parts = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
-            return torch.stack([one.square().mean() for one in parts]).sum()
+            parts = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+            return torch.stack([part.square().mean() for part in parts]).sum()
 
     return compute
 
@@ -441,20 +444,22 @@ def probe_loss(loss: OneLoss, y: Tensor) -> Callable[[Any, int], Tensor]:
 def check_module(module: nn.Module, loss: Loss | None) -> None:
     """Raise for what cannot be clipped: batch normalisation, nothing to train, parameters that are not float32."""
     if loss is not None and not callable(loss):
-        invalid("loss", loss, "is a function of (outputs, targets)", "give torch.nn.MSELoss() or a function")
+        invalid("loss", loss, "must be a function of (outputs, targets)", "give torch.nn.MSELoss() or a function")
     if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
-        refuse("loss", type(loss).__name__, "it has parameters of its own, and no clip would bound them",
-               "make them part of the model")  # fmt: skip
+        refuse("loss", type(loss).__name__, "the loss has trainable parameters, and their gradients would not be "
+               "clipped", "make them part of the model")  # fmt: skip
     refuse_mixing_layers(module)
     for name, parameter in module.named_parameters():
         if is_lazy(parameter):
-            invalid("model", name, "has no shape yet (a lazy layer)", "give its layer all its sizes")
+            invalid("model", name, "has no shape yet (a lazy layer)", "give the layer all its sizes")
         if parameter.requires_grad and parameter.dtype != torch.float32:
-            invalid("model", f"{name} ({parameter.dtype})", "trained parameters are float32", "call model.float()")
+            invalid("model", f"{name} ({parameter.dtype})", "trained parameters must be float32", "call model.float()")
         if parameter.device.type != "cpu":
-            invalid("model", f"{name} ({parameter.device})", "private steps are computed on the CPU", "leave it there")
+            invalid(
+                "model", f"{name} ({parameter.device})", "private steps are computed on the CPU", "keep it on the CPU"
+            )
     if not any(True for _ in trained_parameters(module)):
-        invalid("model", type(module).__name__, "it has no parameters that are trained")
+        invalid("model", type(module).__name__, "has no trainable parameters")
 
 
 def flat_copy(module: nn.Module, x: Tensor) -> tuple[FlatModel, Tensor | None]:
@@ -464,21 +469,23 @@ def flat_copy(module: nn.Module, x: Tensor) -> tuple[FlatModel, Tensor | None]:
         pristine = copy.deepcopy(module)
     except Exception as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        invalid("model", type(module).__name__, f"cannot be copied ({cause})", "let its tensors be parameters")
+        invalid("model", type(module).__name__, f"cannot be copied ({cause})", "make its tensors parameters")
     for parameter in pristine.parameters():
         parameter.grad = None
-    words = [layer.num_embeddings for layer in pristine.modules() if isinstance(layer, nn.Embedding)]
+    vocabularies = [layer.num_embeddings for layer in pristine.modules() if isinstance(layer, nn.Embedding)]
     kind = Kind.TEXT if not x.is_floating_point() else Kind.IMAGE if x.dim() == 4 else Kind.VECTOR
     model = FlatModel(
         type(module).__name__, tuple(x.shape[1:]), 1, kind, layout_of(pristine), lambda: copy.deepcopy(pristine),
-        min(words, default=2), {}, constants_of(pristine),
+        min(vocabularies, default=2), {}, constants_of(pristine),
     )  # fmt: skip
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             outputs = model.module().eval()(probe_inputs(model, 2))
         except Exception as error:
             cause = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-            invalid("model", model.name, f"fails on a batch of shape {(2, *x.shape[1:])} ({cause})", "fix its forward")
+            invalid(
+                "model", model.name, f"forward fails on a batch of shape {(2, *x.shape[1:])} ({cause})", "fix forward"
+            )
     if not isinstance(outputs, Tensor) or outputs.dim() < 1:
         return model, None
     return replace(model, classes=outputs.shape[-1]), outputs

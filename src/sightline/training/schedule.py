@@ -29,7 +29,7 @@ class Allotment:
         """Return the allotment of one epoch; `steps` is the length of the whole run."""
         length, uses = steps // (settings.epochs or 1), settings.uses or 1
         if uses > length:
-            reason = f"nobody can be used more often than there are steps in an epoch of the schedule, {length}"
+            reason = f"an example cannot be used more often than an epoch of the schedule has steps, {length}"
             invalid(f"{section}.uses", uses, reason, "use fewer uses or epochs, or more rounds")
         return cls(length, uses, settings.rate or 1.0)
 

@@ -1,6 +1,6 @@
 """Train submodels: clients, or single examples, that each run only the part they were assigned to.
 
-A submodel is a smaller model of its own, so all workers and stacks serve it. Nothing outside a part is computed.
+A submodel is a smaller, complete model, so all workers and stacks can train it. Nothing outside a part is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from sightline.training.dispatch import worker_for
 from sightline.training.dp_sgd_settings import DPSGDSettings
 from sightline.training.fast.stacked import Block
 from sightline.training.gradients import own_dropout
-from sightline.training.local_sgd import check_clients, client_blocks, train_local
+from sightline.training.local_training import check_clients, client_blocks, train_local
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, client_rows
 from sightline.training.machine import FLOAT32
 
@@ -44,14 +44,14 @@ def train_parts(
     """
     terms = terms or LocalTerms()
     check_clients(splitting.whole, starts, terms, len(shards), rngs=rngs, epochs_of=epochs_of, assigned=assigned)
-    sent = [splitting.part_of_one(one, shard.x) for one, shard in zip(assigned, shards, strict=True)]
+    sent = [splitting.part_of_one(part, shard.x) for part, shard in zip(assigned, shards, strict=True)]
     for sub, clients in group_by_submodel([sub for sub, _ in sent]):
         own = [Shard(sent[client][1], shards[client].y) for client in clients]
-        some = [rngs[client] for client in clients]
+        own_rngs = [rngs[client] for client in clients]
         epochs = None if epochs_of is None else [epochs_of[client] for client in clients]
         inside = terms_inside(terms, sub, clients)
         small = client_rows(starts, clients)[..., sub.positions]
-        for result, ends in train_local(sub.model, small, own, work, rngs=some, terms=inside, epochs_of=epochs):
+        for result, ends in train_local(sub.model, small, own, work, rngs=own_rngs, terms=inside, epochs_of=epochs):
             numbers = np.array(clients)[result]
             # Coordinates outside the part are copied from the start, never computed. The guarantee rests on them being
             # exactly unchanged: no optimiser term can reach them.
@@ -138,8 +138,8 @@ def parted_gradient_sum(
         worker = worker_for(sub.model)
         worker.weights.copy_(weights[sub.positions])
         with own_dropout(worker, rng):
-            some = worker.place_tensor(torch.from_numpy(y[indices]))
-            worker.clipped_sum(worker.inputs(inputs), some, balls_of(splitting, sub, apart))
+            labels = worker.place_tensor(torch.from_numpy(y[indices]))
+            worker.clipped_sum(worker.inputs(inputs), labels, balls_of(splitting, sub, apart))
         total[sub.positions] += worker.hand_back(worker.gradient)
     return total
 
@@ -161,7 +161,7 @@ def dp_sgd_parts(
     """
     terms = terms or LocalTerms()
     if work.precision != FLOAT32:
-        invalid("precision", work.precision, "examples on parts of a model are clipped in float32", "use float32")
+        invalid("precision", work.precision, "examples are clipped in float32", 'use precision = "float32"')
     check_clients(splitting.whole, starts, terms, len(shards), assign_rngs=assign_rngs, steps=how.steps)
     for block in client_blocks(range(len(shards)), splitting.whole.parameters):
         ends = torch.stack([client_rows(starts, int(client)) for client in block]).clone()

@@ -33,9 +33,9 @@ class Selecting:
         epsilon, rounds = self.selection_epsilon, self.selection_rounds
         number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
         if epsilon is not None and not (number and 0 < epsilon < float("inf")):
-            invalid("algorithm.selection_epsilon", epsilon, "is a positive number", "e.g. 0.1")
+            invalid("algorithm.selection_epsilon", epsilon, "must be positive", "e.g. 0.1")
         if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0):
-            invalid("algorithm.selection_rounds", rounds, "is a whole number from 0")
+            invalid("algorithm.selection_rounds", rounds, "must be a whole number >= 0")
 
     def epsilon(self) -> float:
         """Return the cost of one choice; unused without privacy."""
@@ -48,7 +48,7 @@ def complete_settings(settings: Any, experiment: Experiment) -> Any:
     privacy = experiment.privacy
     if epsilon is None and privacy.unit != "none":
         if privacy.epsilon is None:
-            reason = f"its default is {SHARE:g} of privacy.epsilon, which is not given"
+            reason = f"the default is {SHARE:g} of privacy.epsilon, which is not set"
             invalid("algorithm.selection_epsilon", "missing", reason, "e.g. selection_epsilon = 0.1")
         epsilon = SHARE * privacy.epsilon
     rounds = settings.selection_rounds
@@ -66,14 +66,14 @@ def refuse_trusted_server(algorithm: str, experiment: Experiment) -> None:
     """Raise `Refused` unless clients add their own noise: the server works on single clients' releases."""
     privacy = experiment.privacy
     if privacy.unit != "none" and privacy.place != "client":
-        reason = f"{algorithm}'s server sorts clients by what each of them releases by itself"
+        reason = f"{algorithm} assigns clusters from each client's own release, so clients must add the noise"
         refuse("privacy.where", privacy.place, reason, 'use where = "client"')
 
 
 def refuse_no_answers(algorithm: str, experiment: Experiment) -> None:
     """Raise `Refused` for tasks without correct answers, such as regression: clients choose by them."""
     if experiment.model.target not in ("classification", "binary", "multilabel"):
-        reason = f"{algorithm}'s clients choose by right answers, which this task does not have"
+        reason = f"{algorithm}'s clients choose by correct predictions, which this task does not count"
         refuse(
             "model.task", experiment.model.target, reason, "use fedavg, or task = classification, binary or multilabel"
         )

@@ -55,11 +55,11 @@ def complete_oracle(settings: OracleClusters, experiment: Experiment) -> OracleC
     """Look up the clusters in the partition of the data."""
     sizes = experiment.data.clusters
     if sizes is None:
-        reason = "oracle_clusters needs data whose clusters are known"
+        reason = "oracle_clusters needs data with known clusters"
         invalid("data.partition", experiment.data.partition, reason, 'use "rotation" or "label_shift"')
     count = cluster_count(experiment.topology.settings, experiment.data.clients)
     if count is not None and count != len(sizes):
-        invalid("topology.count", count, f"the data have {len(sizes)} clusters", 'or "auto"')
+        invalid("topology.count", count, f"the data have {len(sizes)} clusters", f'use count = {len(sizes)} or "auto"')
     return replace(settings, known=tuple(int(number) for number in cluster_of(sizes)))
 
 
@@ -86,7 +86,7 @@ class IFCA(Selecting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.selects not in SELECTS:
-            invalid("algorithm.selects", self.selects, "no such rule", did_you_mean(str(self.selects), list(SELECTS)))
+            invalid("algorithm.selects", self.selects, "unknown rule", did_you_mean(str(self.selects), list(SELECTS)))
 
 
 def init_state(start: Public, clients: range, settings: IFCA) -> State:

@@ -127,11 +127,11 @@ def _one_component(points: NDArray[np.float64]) -> Mixture:
 def _check_points(points: NDArray[np.float64], count: int) -> None:
     """Raise for points that no mixture can be fitted to."""
     if points.ndim != 2 or not points.size:
-        invalid("updates", points.shape, "a mixture is fitted to one vector per client, and to at least one client")
+        invalid("updates", points.shape, "expected one vector per client, for at least one client")
     if not np.isfinite(points).all():
-        invalid("updates", "non-finite", "a mixture is fitted to finite updates", "lower local.learning_rate")
+        invalid("updates", "non-finite", "updates must be finite", "lower local.learning_rate")
     if count < 1:
-        invalid("topology.count", count, "there is at least one cluster", "e.g. 4")
+        invalid("topology.count", count, "must be at least 1", "e.g. 4")
 
 
 PointsOf = Callable[[int], NDArray[np.float64]]
@@ -238,7 +238,7 @@ def candidate_counts(clients: int) -> range:
     >>> list(candidate_counts(21)), list(candidate_counts(6)), list(candidate_counts(3))
     ([2, 3, 4, 5, 6, 7, 8, 9, 10], [2, 3], [2])
     """
-    # Fewer clients per cluster would call every client a cluster of its own.
+    # Fewer clients per cluster would make every client a cluster.
     return range(2, max(2, min(MOST, clients // 2)) + 1)
 
 
@@ -261,24 +261,14 @@ def confidence_by_count(
     }
 
 
-def cluster_purity(found: Sequence[int], truth: Sequence[int]) -> float:
+def cluster_purity(assigned: Sequence[int], truth: Sequence[int]) -> float:
     """Return the share of clients that belong to the majority of their cluster.
 
     >>> cluster_purity([0, 0, 1, 1], [5, 5, 5, 7])
     0.75
     """
-    pairs = Counter(zip(found, truth, strict=True))
+    pairs = Counter(zip(assigned, truth, strict=True))
     best: dict[int, int] = {}
     for (cluster, _), size in pairs.items():
         best[cluster] = max(best.get(cluster, 0), size)
     return sum(best.values()) / len(truth)
-
-
-def same_clusters(found: Sequence[int], truth: Sequence[int]) -> bool:
-    """Return whether both put the same clients together, under any names of the clusters.
-
-    >>> same_clusters([2, 2, 0], [1, 1, 3]), same_clusters([2, 2, 2], [1, 1, 3])
-    (True, False)
-    """
-    pairs = set(zip(found, truth, strict=True))
-    return len(pairs) == len(set(found)) == len(set(truth))

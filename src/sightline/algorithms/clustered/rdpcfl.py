@@ -174,10 +174,12 @@ class RDPCFL(Selecting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if str(self.points) not in KINDS:
-            invalid("algorithm.points", self.points, "no such points", did_you_mean(str(self.points), list(KINDS)))
+            invalid(
+                "algorithm.points", self.points, "unknown kind of points", did_you_mean(str(self.points), list(KINDS))
+            )
         batch = self.first_batch
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-            invalid("algorithm.first_batch", batch, "is a whole number from 1", "leave it out for the whole shard")
+            invalid("algorithm.first_batch", batch, "must be a whole number >= 1", "omit it for the whole shard")
 
 
 def init_state(start: Public, clients: range, settings: RDPCFL) -> State:
@@ -220,20 +222,18 @@ def check_experiment(experiment: Experiment) -> None:
     refuse_trusted_server("rdpcfl", experiment)
     refuse_no_answers("rdpcfl", experiment)
     if experiment.privacy.stop_at_epsilon is not None:
-        reason = (
-            "when rdpcfl's choices begin follows from released values, and so would the round that this stops before"
-        )
+        reason = "released values decide when rdpcfl's choices begin, and so the round in which this would stop"
         refuse("privacy.stop_at_epsilon", experiment.privacy.stop_at_epsilon, reason, "use privacy.epsilon, or ifca")
     if experiment.local.steps is not None:
-        reason = "rdpcfl's first round is made of whole epochs, one step each"
+        reason = "rdpcfl's first round takes one full-batch step per epoch"
         invalid("local.steps", experiment.local.steps, reason, "give local.epochs")
     if experiment.privacy.unit == "client" and experiment.privacy.adjacency == "replace":
         reason = (
-            "rdpcfl weighs the first models by the sizes of shards, and a neighbour may have more or fewer examples"
+            "rdpcfl weighs the first models by shard size, but a client's replacement may have more or fewer examples"
         )
         refuse("privacy.adjacency", "replace", reason, 'use adjacency = "add_remove", or unit = "sample"')
     if experiment.privacy.mechanism != "gaussian":
-        reason = "rdpcfl's first round is one of full-batch gradient steps"
+        reason = "rdpcfl's first round takes full-batch gradient steps"
         refuse("privacy.mechanism", experiment.privacy.mechanism, reason, 'use mechanism = "gaussian"')
 
 

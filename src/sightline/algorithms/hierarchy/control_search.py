@@ -83,7 +83,7 @@ def search_choice(
             who = prospects.trusted[row], prospects.untrusted[column]
             best = least, Choice(tau, *who, *(float(term[row, column]) for term in terms))
     if best is None:
-        raise ValueError("there is no interval to choose from")
+        raise ValueError("no interval to choose from")
     return best[1]
 
 
@@ -140,28 +140,28 @@ class Control:
     def read(cls, given: Any) -> "Control":
         """Read the settings from the experiment file. Raise for unknown keys and values out of range."""
         if not isinstance(given, Mapping):
-            invalid("algorithm.control", given, "is a table", EXAMPLE)
+            invalid("algorithm.control", given, "must be a table", EXAMPLE)
         for key, value in given.items():
             if key not in KEYS:
                 invalid(f"algorithm.control.{key}", value, "no such key", did_you_mean(str(key), KEYS))
         weights = [_read_weight(key, given.get(key, 1.0)) for key in ("energy", "delay", "accuracy")]
         if not weights[2] > 0:
-            reason = "without a weight on accuracy the cheapest choice is to train hardly at all"
+            reason = "without a weight on accuracy, the cheapest choice is almost no training"
             invalid("algorithm.control.accuracy", weights[2], reason, "give a positive weight")
         tau_max = given.get("tau_max", 40)
         if isinstance(tau_max, bool) or not isinstance(tau_max, int) or tau_max < 1:
-            invalid("algorithm.control.tau_max", tau_max, "is a whole number from 1", EXAMPLE)
+            invalid("algorithm.control.tau_max", tau_max, "must be a whole number >= 1", EXAMPLE)
         beta = given.get("smoothness")
         if beta == "estimate":
             return cls(Weights(*weights), tau_max, estimated=True)
         if beta is not None and not _read_weight("smoothness", beta) > 0:
-            invalid("algorithm.control.smoothness", beta, 'is a positive number, or "estimate"')
+            invalid("algorithm.control.smoothness", beta, 'must be a positive number, or "estimate"')
         return cls(Weights(*weights), tau_max, beta if beta is None else float(beta))
 
 
 def _read_weight(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        invalid(f"algorithm.control.{key}", value, "is a number >= 0", EXAMPLE)
+        invalid(f"algorithm.control.{key}", value, "must be a number >= 0", EXAMPLE)
     return float(value)
 
 
@@ -178,14 +178,12 @@ def check_control(experiment: Experiment, algorithm: Algorithm, control: Control
     if steps is None:
         invalid(name, "local.epochs", "control chooses the number of local steps", "give local.steps")
     if control.tau_max < steps:
-        reason = f"is the largest interval, and local.steps={steps} is the first"
+        reason = f"the largest interval must be at least the first, local.steps={steps}"
         invalid(f"{name}.tau_max", control.tau_max, reason, "raise it, or lower local.steps")
     if experiment.privacy.unit == "none":
-        reason = (
-            "the accuracy that control weighs is what the privacy noise takes; without noise nothing balances the costs"
-        )
+        reason = "control weighs the accuracy lost to privacy noise against costs, and there is no noise"
         refuse(name, 'unit = "none"', reason, "remove control, or add privacy")
     # A thinned Poisson cohort is dominated by the planned one. Fixed cohorts and schedules have no such order.
     if scheme not in ("full", "poisson"):
-        reason = f"a smaller {scheme} cohort is not dominated by the planned one"
+        reason = f"the guarantee of the planned {scheme} cohort does not cover smaller cohorts"
         refuse(name, f'scheme = "{scheme}"', reason, 'use sampling.clients.scheme = "full" or "poisson"')

@@ -28,13 +28,18 @@ class H2FDP:
     def __post_init__(self) -> None:
         for every in lengths_of(self.local_aggregation) or (None,):
             if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-                invalid("algorithm.local_aggregation", every, "is a whole number of steps >= 1, or a list", "e.g. 5")
+                invalid(
+                    "algorithm.local_aggregation",
+                    every,
+                    "must be a whole number of steps >= 1, or a list of them",
+                    "e.g. 5",
+                )
         numbers = not isinstance(self.subnet_weights, str) and self.subnet_weights
         if not (numbers and all(_is_weight(one) for one in numbers)) and self.subnet_weights not in ("data", "equal"):
-            reason = 'is "data", "equal", or a positive number for each subnet'
+            reason = 'must be "data", "equal", or a positive number for each subnet'
             invalid("algorithm.subnet_weights", self.subnet_weights, reason, 'e.g. "equal"')
         if str(self.schedule) not in SCHEDULES:
-            reason = "no such step size schedule"
+            reason = "unknown step size schedule"
             invalid("algorithm.schedule", self.schedule, reason, did_you_mean(str(self.schedule), list(SCHEDULES)))
 
 
@@ -89,7 +94,7 @@ def _check_per_subnet(r: Round, name: str, given: Sequence[object]) -> None:
         reason = f"has {len(given)} values for {len(r.channels)} subnets"
         invalid(f"algorithm.{name}", list(given), reason, "give one for each subnet")
     if {c.name for c in r.control.gathering_channels} != {c.name for c in r.channels}:
-        reason = "a trusted region sums several subnets before the noise, and they must be treated alike"
+        reason = "a trusted region sums several subnets before the noise, so they need the same value"
         refuse(f"algorithm.{name}", list(given), reason, "give one value for all, or do not trust both levels")
 
 
@@ -182,23 +187,23 @@ def check_experiment(experiment: Experiment) -> None:
         invalid(
             "local.epochs", local.epochs, f"{name} counts steps, tau of them in an interval", "e.g. local.steps = 20"
         )
-    for one in lengths_of(every):
-        if isinstance(one, int) and one >= 1 and local.steps % one:
+    for length in lengths_of(every):
+        if isinstance(length, int) and length >= 1 and local.steps % length:
             reason = f"an interval of local.steps={local.steps} is cut into segments of equal length"
-            invalid("algorithm.local_aggregation", one, reason, "give a divisor of local.steps")
+            invalid("algorithm.local_aggregation", length, reason, "give a divisor of local.steps")
     if len(lengths_of(every)) > 1:
         check_lengths(experiment, every)
     if experiment.sampling.clients.scheduled and every != local.steps:
-        reason = f"a schedule counts one use a round, and {name} draws a cohort for every segment"
+        reason = f"a schedule allows one use per round, but {name} draws a cohort for every segment"
         refuse(
             "sampling.clients.scheme", experiment.sampling.clients.scheme, reason, 'use scheme = "poisson" or "full"'
         )
     if experiment.privacy.noise == "correlated" and every != local.steps:
-        reason = f"a stream of noise has one row a round, and {name} releases every segment"
+        reason = f"correlated noise has one row per round, but {name} releases every segment"
         refuse("privacy.noise", "correlated", reason, "use local_aggregation = local.steps, or independent noise")
     if local.schedule not in (None, "constant") or local.warmup is not None:
-        reason = f"{name} has a schedule of its own"
-        invalid("local.schedule", local.schedule or "warmup", reason, "use algorithm.schedule, and remove it here")
+        reason = f"{name} sets the step sizes by algorithm.schedule"
+        invalid("local.schedule", local.schedule or "warmup", reason, "remove it, and use algorithm.schedule")
     if experiment.privacy.unit != "none":
         check_private(experiment)
 
@@ -209,7 +214,7 @@ def check_lengths(experiment: Experiment, every: object) -> None:
              "algorithm.control": experiment.algorithm.settings.get("control") is not None}  # fmt: skip
     for name, given in asked.items():
         if given:
-            reason = f"{name} counts on segments of one length"
+            reason = f"{name} needs segments of one length"
             refuse("algorithm.local_aggregation", every, reason, f"give one number, or remove {name}")
 
 
@@ -220,19 +225,19 @@ def check_private(experiment: Experiment) -> None:
         reason = "momentum carries a gradient into steps after its segment, beyond eta m G"
         refuse("local.momentum", experiment.local.momentum, reason, "use momentum = 0")
     if experiment.local.adaptive:
-        reason = "its steps are not gradients of at most the clip norm, and a segment's sum of them not at most eta m G"
+        reason = "its steps are not clipped gradients, so their sum over a segment can exceed eta m G"
         refuse("local.optimizer", experiment.local.optimizer, reason, 'use optimizer = "sgd"')
     # Refused instead of silently becoming where = "edge": the user has to name the place of the noise.
     if privacy.place == "server":
         reason = "edges publish to their devices between global rounds, before the cloud could add noise"
         refuse("privacy.where", "server", reason, 'use where = "edge" with trusted edges')
     if privacy.unit == "sample" and privacy.place != "edge":
-        reason = f"{name} noises sums of clipped steps, where trust ends"
+        reason = f"{name} adds noise to sums of clipped steps, where trust ends"
         refuse(
             "privacy.where", privacy.place, reason, 'use where = "edge", with trusted = 0.0 for noise at every device'
         )
     if privacy.unit == "sample" and experiment.samples_scheme not in ("poisson", "full"):
-        reason = "a segment's rate is that of independent Poisson batches"
+        reason = "the rate of a segment is derived for independent Poisson batches"
         refuse("sampling.samples.scheme", experiment.samples_scheme, reason, 'use scheme = "poisson"')
 
 
@@ -274,11 +279,11 @@ def check_pedpfl(experiment: Experiment) -> None:
 def _check_local(experiment: Experiment) -> None:
     privacy, name, topology = experiment.privacy, experiment.algorithm.name, experiment.topology
     if privacy.unit == "none":
-        reason = f"{name} protects devices, or data points, by noise of the device's own"
+        reason = f"{name} protects devices or data points with noise that each device adds"
         invalid("privacy.unit", privacy.unit, reason, 'use unit = "client" or "sample"')
     if privacy.unit == "client":
         if privacy.place != "client":
-            reason = f"in {name} nobody is trusted and every device adds noise"
+            reason = f"{name} trusts no server, so every device adds noise"
             refuse("privacy.where", privacy.place, reason, 'use where = "client"')
         return
     # For data points noise goes where trust ends, which must be the device: a tree of untrusted servers.
@@ -287,7 +292,7 @@ def _check_local(experiment: Experiment) -> None:
         invalid("topology.kind", topology.kind, reason, 'use kind = "tree" with subnets = 1')
     trusted = topology.settings.get("trusted", None if "file" in topology.settings else 0.0)
     if trusted not in (0, [], ()):
-        reason = f"in {name} nobody is trusted and every device adds noise"
+        reason = f"{name} trusts no server, so every device adds noise"
         refuse("topology.trusted", trusted, reason, "use trusted = 0.0")
 
 

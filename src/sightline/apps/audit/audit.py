@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 
 from sightline import engine
-from sightline.apps.audit.attack import MarkedValues, Runs, fit_attack, two_worlds_lower
+from sightline.apps.audit.attack import (
+    SHOWN,
+    Key,
+    MarkedValues,
+    Observer,
+    Reading,
+    Runs,
+    fit_attack,
+    take_turns,
+    turn_weights,
+    two_worlds_lower,
+)
 from sightline.apps.audit.canaries import relays_for
 from sightline.apps.audit.canary_setup import AskedPair, CanarySetup, Progress, for_many, for_one, worst_sight
 from sightline.apps.audit.many_canaries import (
@@ -21,7 +32,6 @@ from sightline.apps.audit.many_canaries import (
     score_canaries,
     secret_of,
 )
-from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading, take_turns, turn_weights
 from sightline.apps.audit.trade_off import ClaimedFamily
 from sightline.config import Experiment
 from sightline.engine.build import BuiltExperiment
@@ -60,7 +70,7 @@ class Audit:
         """Return the claimed epsilon at that delta for the least protected subject."""
         return self.findings[0].upper
 
-    def told(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return what `sightline audit --json` prints."""
         return {
             "epsilon_lower": self.lower,
@@ -144,11 +154,11 @@ def check_numbers(
     counts = (("trials", trials, 20), ("canaries", canaries, 10), ("rounds", rounds or 1, 1), ("runs", runs, 0))
     for name, value, least in counts:
         if value < least:
-            invalid(name, value, f"at least {least} are needed to say anything")
+            invalid(name, value, f"must be at least {least}")
     if delta is not None and not 0 <= delta < 1:
-        invalid("delta", delta, "a delta lies in [0, 1)")
+        invalid("delta", delta, "must lie in [0, 1)")
     if not 0 < confidence < 1:
-        invalid("confidence", confidence, "a confidence lies between 0 and 1")
+        invalid("confidence", confidence, "must lie between 0 and 1")
 
 
 def audit_built(
@@ -168,10 +178,10 @@ def audit_built(
     own = for_own_model(built, rounds=count, delta=at, pair=pair) if attacks_own_model(built) else None
     # A union bound: every finding gets an equal share of the error, so the largest bound holds with the confidence.
     each = 1 - (1 - confidence) / (2 + 2 * tested + (own is not None))
-    one = for_one(built, rounds=count, delta=at, pair=pair)
+    setup = for_one(built, rounds=count, delta=at, pair=pair)
     many = for_many(built, canaries=canaries, rounds=count, delta=there, pair=pair)
     findings = [
-        repeat_runs(one, trials=trials, confidence=each, seed=seed, progress=progress),
+        repeat_runs(setup, trials=trials, confidence=each, seed=seed, progress=progress),
         in_one_run(many, confidence=each, seed=seed),
     ]
     if tested:
@@ -184,9 +194,9 @@ def audit_built(
         details = {**finding.details, "rounds": own.rounds, "clip_norms_moved": own.moved}
         findings.append(replace(finding, method="own model", details=details))
     facts = {
-        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(built, one, privacy.delta),
+        "delta": at, "file_delta": privacy.delta, "file_epsilon": _claimed_epsilon(built, setup, privacy.delta),
         "rounds": count, "rounds_planned": built.experiment.rounds, "unit": privacy.unit,
-        "adjacency": privacy.adjacency, "subject": client_name(one.sight.subject), "observer": one.sight.observer,
+        "adjacency": privacy.adjacency, "subject": client_name(setup.sight.subject), "observer": setup.sight.observer,
         "trials": trials, "runs": runs * tested, "seed": seed,
     }  # fmt: skip
     return Audit(tuple(findings), confidence, facts)

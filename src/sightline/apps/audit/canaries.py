@@ -88,11 +88,11 @@ class Relays:
         """
         period = self.topology.period if self.whole_intervals else 1
         made, far = (round - 1) // period, self.clip_norm * math.sqrt(period) / len(mine)
-        told = [c for c in mine if self.level[c.name] == 0]
+        shown = [c for c in mine if self.level[c.name] == 0]
         # Expected values of the public mechanism: the relays use no private knowledge.
-        moved = sum(made * far * c.clip_factor / len(c.members) for c in told)
+        moved = sum(made * far * c.clip_factor / len(c.members) for c in shown)
         noise = [
-            far * c.clip_factor * self.noise_multiplier * c.noise_factor / len(c.members) / self.rate for c in told
+            far * c.clip_factor * self.noise_multiplier * c.noise_factor / len(c.members) / self.rate for c in shown
         ]
         return moved / 2 + self.doubt * made * sum(std**2 for std in noise) / moved if moved else 0.0
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline import accounting, engine
+from sightline.apps.audit.attack import Observer, Reading, watched_run
 from sightline.apps.audit.canaries import (
     FAR,
     CanaryClients,
@@ -25,7 +26,6 @@ from sightline.apps.audit.canaries import (
     silent_clients,
     small_experiment,
 )
-from sightline.apps.audit.observer import Observer, Reading, watched_run
 from sightline.config import Experiment, Model
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import invalid, refuse
@@ -185,7 +185,7 @@ def _nearest_subject(built: BuiltExperiment, ledger: Ledger, sight: AttackedPair
 
 
 def _nothing_claimed(built: BuiltExperiment) -> NoReturn:
-    reason = "nothing is claimed of what these rounds release, so there is nothing to audit"
+    reason = "these rounds release nothing with a guarantee, so there is nothing to audit"
     refuse("privacy.unit", built.unit, reason, "protect a unit, audit more rounds, or name another pair")
 
 
@@ -198,7 +198,8 @@ def _asked_lines(built: BuiltExperiment, pair: AskedPair) -> list[Line]:
         return [Line(pair.observer, frozenset({pair.observer}))]
     if not lines:
         way_out = suggest_name(str(pair.observer), frozenset(line.observer for line in known) | names)
-        invalid("observer", pair.observer, "nobody untrusted has that name; coalitions are not attacked", way_out)
+        reason = "no untrusted observer has that name; coalitions are not attacked"
+        invalid("observer", pair.observer, reason, way_out)
     return lines
 
 

@@ -10,20 +10,27 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
+from typing_extensions import override
 
 from sightline import engine
-from sightline.accounting.trade_off import TradeOff
+from sightline.accounting.calibration import TradeOff
 from sightline.apps.audit.attack import (
+    SHOWN,
     THRESHOLDS,
+    Key,
     MarkedValues,
+    Observer,
+    Reading,
     Runs,
     Score,
     bound_proportions,
     candidate_scores,
     one_run_lower,
+    take_turns,
+    turn_weights,
+    watched_run,
 )
 from sightline.apps.audit.canary_setup import PLAIN_STEPS, STILL, AskedPair, AttackedPair, CanarySetup, worst_sight
-from sightline.apps.audit.observer import SHOWN, Key, Observer, Reading, take_turns, turn_weights, watched_run
 from sightline.apps.audit.trade_off import ClaimedFamily, guesses_refute, least_factor, rates_refute
 from sightline.data import Client, Federation, Kind, Shard
 from sightline.engine.build import BuiltExperiment
@@ -90,7 +97,7 @@ def run_canaries(stage: CanarySetup, *, seed: int, number: int) -> CanaryRun:
     watch = stage.run(
         dict(zip(slots, inside.tolist(), strict=True)),
         secret_of(seed, number, 1),
-        lambda who, value, round: stage.reading(value, mine.get(who, slots)),
+        lambda publisher, value, round: stage.reading(value, mine.get(publisher, slots)),
     )
     return CanaryRun(slots, inside, mine, watch)
 
@@ -134,13 +141,13 @@ def _canary_evidence(
     direct = any(key[1] != SHOWN for key in watch.seen)
     gathered = _canaries_by_channel(stage, slots)
     leaning = 1 / max(stage.built.multipliers.values(), default=1.0)
-    for (_, use, _, who), values in watch.seen.items():
+    for (_, use, _, publisher), values in watch.seen.items():
         if use == SHOWN and direct:
             continue
-        if who in mine:
-            sent[[index_of[slot] for slot in mine[who]]] += _combine_evidence(values.numpy(), leaning)
+        if publisher in mine:
+            sent[[index_of[slot] for slot in mine[publisher]]] += _combine_evidence(values.numpy(), leaning)
         else:
-            said += _combine_evidence(values.numpy(), leaning) * gathered.get(who, 1.0)
+            said += _combine_evidence(values.numpy(), leaning) * gathered.get(publisher, 1.0)
     return np.where(sent != 0, sent, said)
 
 
@@ -171,23 +178,23 @@ def tabulate_canaries(run: CanaryRun, stage: CanarySetup) -> Runs:
     sent = {key: value for key, value in direct.items() if key[3] in run.mine}
     gathered = _canaries_by_channel(stage, run.slots)
     columns: dict[tuple[int, int, int, str], Runs] = {}
-    for (time, use, part, who), values in (sent or direct).items():
-        name = (time, use, part, "" if who in run.mine else who)
+    for (time, use, part, publisher), values in (sent or direct).items():
+        name = (time, use, part, "" if publisher in run.mine else publisher)
         column = columns.setdefault(name, np.zeros((len(run.slots), values.shape[1])))
-        if who in run.mine:
-            column[[index_of[slot] for slot in run.mine[who]]] = values.numpy()
+        if publisher in run.mine:
+            column[[index_of[slot] for slot in run.mine[publisher]]] = values.numpy()
         else:
-            column += values.numpy() * np.reshape(gathered.get(who, 1.0), (-1, 1))
+            column += values.numpy() * np.reshape(gathered.get(publisher, 1.0), (-1, 1))
     if not columns:
         return np.zeros((len(run.slots), 0, 1))
     table = np.stack([columns[name] for name in sorted(columns)], axis=1)
-    told = take_turns(stage.built) and not sent and table.shape[2] == 1
-    return by_turns(stage, run.slots, table, sorted(columns)) if told else table
+    turned = take_turns(stage.built) and not sent and table.shape[2] == 1
+    return by_turns(stage, run.slots, table, sorted(columns)) if turned else table
 
 
 def by_turns(stage: CanarySetup, slots: list[int], table: Runs, columns: Sequence[Key]) -> Runs:
     """Return (canaries, turns, 1): what the rounds tell about each turn of a canary, 0 where it has fewer turns."""
-    seen = [(time, who) for time, _, _, who in columns]
+    seen = [(time, publisher) for time, _, _, publisher in columns]
     client_of = {slot: client for client, own in stage.holders.items() for slot in own}
     weights = [turn_weights(stage.built, client_of[slot], seen) for slot in slots]
     turned = np.zeros((len(slots), max(len(rows) for rows in weights), 1))
@@ -221,11 +228,11 @@ def score_canaries(stage: CanarySetup, *, runs: int, seed: int) -> ScoredCanarie
         run = run_canaries(stage, seed=seed, number=-2 - number)
         tables.append(tabulate_canaries(run, stage))
         bits.append(run.inside)
-    known, told = np.concatenate(tables[:first]), np.concatenate(bits[:first])
+    known, present = np.concatenate(tables[:first]), np.concatenate(bits[:first])
     table, inside = np.concatenate(tables[first:]), np.concatenate(bits[first:])
-    if min(told.sum(), (~told).sum()) < FEWEST or not table.shape[1]:
+    if min(present.sum(), (~present).sum()) < FEWEST or not table.shape[1]:
         return ScoredCanaries(np.zeros(0), np.zeros(0, dtype=bool), 0.0, "none", runs)
-    name, score, threshold = choose_score(known[told], known[~told])
+    name, score, threshold = choose_score(known[present], known[~present])
     return ScoredCanaries(score(table), inside, threshold, name, runs)
 
 
@@ -317,12 +324,13 @@ class OwnModelStage(CanarySetup):
     """Clip norms by which the canary moved a sum without noise; None if the module draws at random."""
 
     @property
+    @override
     def turning(self) -> bool:
-        """Return False: the user's model is not flipped."""
+        # The user's own model cannot be flipped.
         return False
 
+    @override
     def run(self, inside: Mapping[int, bool], secret: Streams, read: Reading) -> Observer:
-        """Run once with or without the canary."""
         subject, present, sizes = self.sight.subject, inside[0], self.built.federation.sizes.tolist()
         canary: Shard = self.canary  # type: ignore[assignment]
         clients = [replace(client, train=_first_examples(client.train, 0)) for client in self.built.federation.clients]
@@ -336,8 +344,9 @@ class OwnModelStage(CanarySetup):
         watched_run(built, watch, OwnModelClients(built, secret, sizes), rounds=self.rounds, secret=secret)
         return watch
 
+    @override
     def reading_of_one(self, source: str, value: Tensor, round: int) -> Tensor:
-        """Return how far a released vector goes in the canary's direction, and in one that shows only the noise."""
+        # How far a released vector goes in the canary's direction, and in one that shows only the noise.
         direction: Tensor = self.direction  # type: ignore[assignment]
         beside = direction.roll(1) - direction * (direction @ direction.roll(1))
         return -torch.stack([value.double() @ direction, value.double() @ beside])

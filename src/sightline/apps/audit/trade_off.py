@@ -9,9 +9,9 @@ from scipy import fft, stats
 from scipy.special import logsumexp, ndtr
 
 from sightline import accounting
+from sightline.accounting.calibration import LEAST_DELTA, POINTS, STEEPEST, TradeOff, claimed_curve
 from sightline.accounting.compositions import canonical_form
 from sightline.accounting.likelihood_ratio import Array
-from sightline.accounting.trade_off import LEAST_DELTA, POINTS, STEEPEST, TradeOff, claimed_curve
 from sightline.events import Event, Gaussian, Poisson, Repeat, scale_noise
 
 ROUNDED = 0.01

@@ -13,7 +13,7 @@ from sightline.formatting import digits_down, digits_up
 
 if TYPE_CHECKING:
     from sightline.accounting import Parameter, Scheme, SchemeFamily
-    from sightline.ledger.group_privacy import Answer
+    from sightline.ledger.group_privacy import PairResult
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,9 +33,15 @@ def answer_options(*names: str) -> Callable[[Function], Function]:
         "delta": click.option("--delta", type=float, required=True, help="Delta of the guarantee."),
         "epsilon": click.option("--epsilon", type=float, required=True, help="The budget to meet."),
         "accountant": click.option(
-            "--accountant", type=click.Choice(["pld", "rdp"]), default="pld", show_default=True, help="How to compose."
+            "--accountant",
+            type=click.Choice(["pld", "rdp"]),
+            default="pld",
+            show_default=True,
+            help="How to compose the releases.",
         ),
-        "interval": click.option("--interval", is_flag=True, help="Also a lower bound, by the opposite rounding."),
+        "interval": click.option(
+            "--interval", is_flag=True, help="Also print a lower bound, by rounding the other way."
+        ),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
     }
     return decorate_all([known[name] for name in names])
@@ -45,8 +51,8 @@ def decorate_all(decorators: list[Callable[[Function], Function]]) -> Callable[[
     """Return one decorator that applies all of them in order."""
 
     def decorate(function: Function) -> Function:
-        for one in reversed(decorators):
-            function = one(function)
+        for decorator in reversed(decorators):
+            function = decorator(function)
         return function
 
     return decorate
@@ -106,7 +112,7 @@ def make_command(family: "SchemeFamily") -> click.Command:
     @click.command(
         family.name, help=family.help, epilog=examples_epilog(f"account {family.name} {example} --delta 1e-5")
     )
-    @decorate_all([parameter_option(family, one, budget=False) for one in family.parameters])
+    @decorate_all([parameter_option(family, parameter, budget=False) for parameter in family.parameters])
     @answer_options("delta", "accountant", "interval", "json")
     def account_command(delta: float, accountant: str, interval: bool, as_json: bool, **numbers: Any) -> None:
         account_scheme(family, numbers, delta, accountant, interval, as_json)
@@ -127,9 +133,12 @@ def account_command() -> None:
     ),
 )
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--subject", required=True, help="Whose privacy.")
+@click.option("--subject", required=True, help="The party whose privacy is asked for.")
 @click.option(
-    "--observer", required=True, multiple=True, help="Against whom; several, as in client-7,public, are a coalition."
+    "--observer",
+    required=True,
+    multiple=True,
+    help="The party that looks; several, as in client-7,public, form a coalition.",
 )
 @answer_options("delta", "accountant", "json")
 def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, accountant: str, as_json: bool) -> None:
@@ -140,7 +149,7 @@ def ledger(file: str, subject: str, observer: tuple[str, ...], delta: float, acc
     held = read_export(file)
     events = held.composition(subject, observer)
     epsilon = held.epsilon(subject, observer, delta, accountant=Accountant(accountant))
-    named = [name.strip() for one in observer for name in one.split(",") if name.strip()]
+    named = [name.strip() for text in observer for name in text.split(",") if name.strip()]
     answer: dict[str, Any] = {
         "epsilon": finite_or_none(epsilon),
         "delta": delta,
@@ -164,7 +173,9 @@ def account_scheme(
     from sightline.errors import invalid
 
     if interval and accountant != Accountant.PLD:
-        invalid("--interval", accountant, "the lower bound is of the accountant pld", "leave out one of the two")
+        invalid(
+            "--interval", accountant, "only the accountant pld gives a lower bound", "remove one of the two options"
+        )
     numbers = family.complete_numbers(numbers)
     scheme = family.make(**numbers)
     epsilon = scheme.epsilon(delta=delta, accountant=Accountant(accountant))
@@ -237,8 +248,8 @@ ASKED = ("epsilon", "delta", "accountant", "json")
 
 def make_calibration(family: "SchemeFamily") -> click.Command:
     """Return the command `sightline calibrate SCHEME`: every parameter except the noise, which is found."""
-    options = [one for one in family.parameters if one.name != "noise"]
-    required = {one.name for one in options if family.is_required(one, budget=True)}
+    options = [parameter for parameter in family.parameters if parameter.name != "noise"]
+    required = {parameter.name for parameter in options if family.is_required(parameter, budget=True)}
     shown = {name: value for name, value in family.example.items() if name in required}
     example = " ".join(f"{option_name(name)} {value}" for name, value in shown.items())
 
@@ -247,7 +258,7 @@ def make_calibration(family: "SchemeFamily") -> click.Command:
         help=family.calibrate_help,
         epilog=examples_epilog(f"calibrate {family.name} {example} --epsilon 8 --delta 1e-5"),
     )
-    @decorate_all([parameter_option(family, one, budget=True) for one in options])
+    @decorate_all([parameter_option(family, parameter, budget=True) for parameter in options])
     @answer_options(*ASKED)
     def calibrate_command(epsilon: float, delta: float, accountant: str, as_json: bool, **numbers: Any) -> None:
         calibrate_scheme(family, numbers, epsilon, delta, accountant, as_json)
@@ -289,7 +300,7 @@ def h2fdp(
         reason = "a constant of the paper's Prop. 3.1, whose noise gives no guarantee"
         invalid("--constant", constant, reason, "python -m papers.published h2fdp has it; remove it here")
     from sightline import accounting
-    from sightline.accounting.schemes import claim_segment
+    from sightline.accounting.named_schemes import claim_segment
     from sightline.mechanisms import segment_rate
 
     chosen, whole = accounting.Accountant(accountant), segment_rate(rate, segment)
@@ -346,9 +357,9 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--period", type=int, default=1, show_default=True, help="Epochs from one exchange to the next.")
 @click.option("--epochs", type=int, required=True, help="The models of the epochs 1 to T are seen.")
 @click.option("--noise", type=float, required=True, help="Noise multiplier: sigma over the sensitivity.")
-@click.option("--rate", type=float, default=1.0, show_default=True, help="Probability to take part in an epoch.")
-@click.option("--delta", type=float, required=True, help="The delta of every epsilon.")
-@click.option("--plus", is_flag=True, help="DP-OGL+: one release an interval, each worker alone through it.")
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Probability of taking part in an epoch.")
+@click.option("--delta", type=float, required=True, help="Delta of every epsilon.")
+@click.option("--plus", is_flag=True, help="DP-OGL+: one release per interval, in which each worker trains alone.")
 @click.option("--threat", type=click.Choice(["everyone", "out-of-group"]), default="everyone", show_default=True)
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), default="pld", show_default=True)
 @click.option(
@@ -361,10 +372,10 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: Any) -> None:
     """Print the epsilon of every pair of workers in overlapping groups (DP-OGL, DP-OGL+), from the memberships."""
-    from sightline.ledger.group_privacy import Question, answer_question, save_npz
+    from sightline.ledger.group_privacy import PairQuery, query_pairs, save_npz
 
-    question = Question(**given)
-    answer = answer_question(question)
+    question = PairQuery(**given)
+    answer = query_pairs(question)
     if out is not None:
         save_npz(answer, out)
     if plot is not None:
@@ -378,11 +389,11 @@ def groups_command(as_json: bool, out: Path | None, plot: Path | None, **given: 
         print_pairs(answer, summary)
 
 
-def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> dict[str, Any]:
+def summarise_answer(answer: "PairResult", out: Path | None, plot: Path | None) -> dict[str, Any]:
     """Return what `--json` prints; None where the threat model covers no pair."""
     from sightline.accounting import large_delta_note
 
-    question = answer.question
+    question = answer.query
     summary: dict[str, Any] = {
         "epsilon_mean": _finite_or_none(answer.mean),
         "epsilon_max": _finite_or_none(answer.largest),
@@ -415,7 +426,7 @@ def summarise_answer(answer: "Answer", out: Path | None, plot: Path | None) -> d
     return summary
 
 
-def print_pairs(answer: "Answer", summary: dict[str, Any]) -> None:
+def print_pairs(answer: "PairResult", summary: dict[str, Any]) -> None:
     """Print a few lines for people."""
     from rich.console import Console
 
@@ -427,7 +438,7 @@ def print_pairs(answer: "Answer", summary: dict[str, Any]) -> None:
     )
     if summary["epsilon_max"] is None:
         console.print(
-            "epsilon: nobody is outside anybody's groups" if math.isnan(answer.largest) else "epsilon: infinite"
+            "epsilon: no pair, every two workers share a group" if math.isnan(answer.largest) else "epsilon: infinite"
         )
         return
     mean, largest = (digits_up(summary[name]) for name in ("epsilon_mean", "epsilon_max"))

@@ -24,9 +24,9 @@ Examples:
   sightline check-model mynet:build --kind tokens --vocabulary 5000 --set model.width=64
   sightline check-model mynet:Net --experiment examples/quickstart.toml --json
 
-Without a shape and a kind the first of 20 features, images 1,28,28 and 3,32,32 and 32 tokens that the module takes is
-used. With --experiment and a FACTORY, the file gives the data and the factory the model. Exit codes: 0 certified, and
-0 when it is trained one example at a time (the verdict says so); 2 when private training refuses it or it fails.
+Without --kind and --input-shape, it tries 20 features, images of 1,28,28 and of 3,32,32, and 32 tokens, in this order.
+With --experiment and FACTORY, the file gives the data and the factory the model. Exit codes: 0 certified, or trained
+one example at a time (the verdict says which); 2 private training refuses the model, or the model fails.
 """
 KINDS = {"features": "vector", "image": "image", "tokens": "text"}
 DEFAULTS = (("features", (20,)), ("image", (1, 28, 28)), ("image", (3, 32, 32)), ("tokens", (32,)))
@@ -41,7 +41,7 @@ BATCH = 32
 @click.argument("factory", required=False)
 @click.option("--experiment", type=click.Path(path_type=Path), help="Take model, data and settings from this file.")
 @set_option("Change a key, e.g. model.width=64.")
-@click.option("--kind", type=click.Choice(list(KINDS)), help="What one example is.")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of one example.")
 @click.option("--input-shape", metavar="N,N,...", help="Shape of one example, e.g. 3,32,32.")
 @click.option("--classes", type=click.IntRange(min=2), default=10, show_default=True, help="Number of classes.")
 @click.option("--vocabulary", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of tokens.")
@@ -52,7 +52,7 @@ def check_model_command(
 ) -> None:  # fmt: skip
     """Say whether a model is certified to treat examples apart, where the proof ends, and what private steps cost.
 
-    FACTORY is "package.module:factory", or the name of a model that Sightline brings.
+    FACTORY is "package.module:factory", or the name of a built-in model.
     """
     if factory is None and experiment is None:
         invalid("factory", None, "no model is named", 'give "package.module:factory" or --experiment FILE')
@@ -77,7 +77,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """
     words = text.replace("x", ",").split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        invalid("--input-shape", text, "is no list of positive numbers", "e.g. --input-shape 3,32,32")
+        invalid("--input-shape", text, "is a list of positive whole numbers", "e.g. --input-shape 3,32,32")
     return tuple(map(int, words))
 
 
@@ -122,7 +122,7 @@ def model_of_factory(
             refused = refused or error
     # Unreachable: there is always an input to try.
     if refused is None:
-        invalid("--kind", kind, "no such kind of input")
+        invalid("--kind", kind, "no model input of this kind")
     fits = kind is not None or shape is not None or "batch of shape" not in str(refused)
     raise refused if fits else InvalidInput(f"{refused}, or give --kind, --input-shape and --classes")
 

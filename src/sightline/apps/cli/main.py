@@ -39,15 +39,15 @@ def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
     key, equals, start = incomplete.partition("=")
     if not equals:
-        return [f"{one}=" for one in list_keys() if one.startswith(key)]
+        return [f"{known}=" for known in list_keys() if known.startswith(key)]
     kinds = _parts_of(list_keys()[key].annotation) if key in list_keys() else []
-    values = [one for one in kinds if isinstance(one, str)] + (["true", "false"] if bool in kinds else [])
-    return [f"{key}={one}" for one in values if one.startswith(start)]
+    values = [value for value in kinds if isinstance(value, str)] + (["true", "false"] if bool in kinds else [])
+    return [f"{key}={value}" for value in values if value.startswith(start)]
 
 
 def _parts_of(annotation: Any) -> list[Any]:
     """Return the parts of an annotation: its alternatives, and the words of a Literal."""
-    return [annotation, *(part for one in get_args(annotation) for part in _parts_of(one))]
+    return [annotation, *(part for inner in get_args(annotation) for part in _parts_of(inner))]
 
 
 COMMANDS = {
@@ -71,6 +71,7 @@ COMMANDS = {
 }
 
 HOMES = {
+    "new": "info",
     "calibrate": "account",
     "groups": "account",
     "compare": "report",
@@ -247,7 +248,7 @@ def _end_by_failed_writing(error: OSError) -> int:
 
 def _usage_line(error: click.UsageError, arguments: list[str]) -> str:
     """Return what is wrong and where to look; for an option that is a key of an experiment, how to set the key."""
-    takes_set = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
+    takes_set = error.ctx is not None and any(option.name == "overrides" for option in error.ctx.command.params)
     if isinstance(error, click.NoSuchOption) and takes_set:
         from sightline.config.experiment_file import find_keys, list_keys
 
@@ -256,7 +257,7 @@ def _usage_line(error: click.UsageError, arguments: list[str]) -> str:
         if keys:
             value = _value_after(error.option_name, arguments)
             way_out = " or ".join(f"--set {key}={value}" for key in keys)
-            return one_line(error.option_name, value, "no such option, but a key of the experiment", f"write {way_out}")
+            return one_line(error.option_name, value, "not an option but a key of the experiment", f"write {way_out}")
     path = error.ctx.command_path if error.ctx else "sightline"
     return " ".join(error.format_message().split()) + f"; see {path} --help"
 

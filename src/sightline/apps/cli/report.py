@@ -46,14 +46,14 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, offic
     # Summary and page are made before anything is printed: a damaged record is one line and no output.
     with checked_records(run_dir):
         run = RunView.read(run_dir)
-        told = report_summary(run, ledger_file)
+        summary = report_summary(run, ledger_file)
         if officer:
-            told |= {"officer": summarise_officer(run)}
+            summary |= {"officer": summarise_officer(run)}
         page = write_officer(run) if officer else write_page(run)
     if ledger_file is not None:
         export_ledger(run, ledger_file)
     if as_json:
-        click.echo(json.dumps(told, allow_nan=False))
+        click.echo(json.dumps(summary, allow_nan=False))
     else:
         click.echo(str(page))
         if ledger_file is not None:
@@ -103,7 +103,7 @@ OUTPUT_OPTIONS = (
     ),
     click.option("--metric", default="", metavar="NAME", help="What the figure shows (default: the main metric)."),
     click.option("--x", default="", metavar="KEY", help="Setting on the axis of panel swept (default: the first)."),
-    click.option("--size", metavar="WIDTH", help="Size of a picture: column, text, page, or WIDTHxHEIGHT in inches."),
+    click.option("--size", metavar="WIDTH", help="Size of the figure: column, text, page, or WIDTHxHEIGHT in inches."),
     click.option("--table", type=click.Choice(("latex", "csv")), help="Print the table in this format."),
     click.option("--columns", default="", metavar="NAME,NAME", help="Measures in the table: test_accuracy,epsilon,..."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout."),
@@ -144,7 +144,7 @@ Examples:
   sightline compare runs/prox-sweep --json | jq '.groups[] | {settings, test_accuracy}'
   sightline compare runs/prox-sweep --table latex --columns test_accuracy,epsilon > table.tex
 
-A folder of runs stands for every run in it. Runs that differ in nothing but the seed become one row.
+A folder of runs means every run in it. Runs that differ only in their seed become one row.
 """
 
 
@@ -152,7 +152,7 @@ A folder of runs stands for every run in it. Runs that differ in nothing but the
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN...")
 @output_options
 def compare_command(runs: tuple[Path, ...], output: ComparisonOutput) -> None:
-    """Set runs side by side: the settings that differ, metrics, clusters, epsilon, time, traffic and energy."""
+    """Compare runs side by side: the settings that differ, metrics, clusters, epsilon, time, traffic and energy."""
     from sightline.apps.report.comparison import compare_runs
     from sightline.apps.report.comparison_figure import draw_comparison
     from sightline.apps.report.run_view import checked_records
@@ -243,7 +243,7 @@ Examples:
   sightline sweep examples/quickstart.toml --over privacy.epsilon=1,2,4,8 --seeds 5 --figure fig.pdf \\
     --panels swept --size column
 
-The same command goes on with a sweep that was interrupted; more values or more seeds add to it.
+Run the same command again to continue an interrupted sweep; more values or seeds extend it.
 Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 143, by SIGHUP 129).
 """
 
@@ -260,7 +260,7 @@ def sweep_command(
     config: Path, over: tuple[str, ...], seeds: int | None, overrides: tuple[str, ...], out: Path | None,
     workers: int | None, output: ComparisonOutput,
 ) -> int:  # fmt: skip
-    """Run CONFIG with every combination of the values given, and set the results side by side."""
+    """Run CONFIG with every combination of the values given, and compare the results side by side."""
     from sightline.apps.sweep import list_jobs, run_sweep
     from sightline.config import read
     from sightline.console import SweepBar
@@ -268,7 +268,9 @@ def sweep_command(
 
     keys = [choices.partition("=")[0].strip() for choices in over]
     if output.choice.x and output.choice.x not in keys:
-        invalid("--x", output.choice.x, "the sweep is not over it", f"one of {', '.join(keys) or 'the keys of --over'}")
+        invalid(
+            "--x", output.choice.x, "the sweep does not vary this key", f"give {' or '.join(keys) or 'a key of --over'}"
+        )
     out = out or Path("runs") / f"{read(config, overrides).name}-sweep"
     planned = list_jobs(config, over=over, seeds=seeds, given=overrides, out=out)
     rounds = sum(job.experiment.rounds for job in planned if job.experiment)
@@ -285,13 +287,15 @@ def conclude_sweep(planned: "list[SweepJob]", swept: "Swept", out: Path, output:
     for job, reason in swept.failed:
         click.echo(f"sightline: failed: {printable(f'{job.name}: {reason}')}", err=True)
     if not done and not swept.interrupted:
-        raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs could be done; the reasons stand above")
+        raise InvalidInput(f"sweep={out}: none of its {len(planned)} runs finished; see the reasons above")
     # What is done is shown even if other jobs failed: the same command continues later.
     if done or output.as_json:
         _print_sweep(planned, swept, done, out, output)
     if swept.interrupted:
         left = len(planned) - len(done) - len(swept.failed)
-        click.echo(f"sightline: {end_words()}; {left} of {len(planned)} runs left, the same command goes on", err=True)
+        click.echo(
+            f"sightline: {end_words()}; {left} of {len(planned)} runs left; repeat the command to continue", err=True
+        )
     return 130 if swept.interrupted else 1 if swept.failed else 0
 
 
@@ -318,7 +322,7 @@ Examples:
   sightline serve --runs runs/quickstart-sweep --port 9000 --open
   ssh -L 8710:127.0.0.1:8710 machine     # with sightline serve there: the safe way from another machine
 
-The page reads runs and never writes. Only this machine can reach it unless --host says otherwise.
+The server only reads the runs. Only this machine can reach it, unless --host is given.
 """
 
 
@@ -337,7 +341,7 @@ def serve_command(runs: Path, port: int, host: str, allow_host: tuple[str, ...],
     from sightline.apps.serve import Server
 
     if not runs.is_dir():
-        invalid("--runs", runs, "no such folder", "make a first run with sightline run, or name another folder")
+        invalid("--runs", runs, "no such folder", "make a first run with sightline run, or give another folder")
     with closing(Server(runs, host=host, port=port, names=allow_host)) as server:
         try:
             announce_server(server, as_json)
@@ -352,7 +356,7 @@ def serve_command(runs: Path, port: int, host: str, allow_host: tuple[str, ...],
 
 
 def check_installed() -> None:
-    """Raise the line that says how to install the server's packages if one is missing."""
+    """Raise InvalidInput, which says what to install, if a package of `sightline serve` is missing."""
     from importlib.util import find_spec
 
     from sightline.errors import InvalidInput

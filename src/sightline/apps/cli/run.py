@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from typing_extensions import override
 
 from sightline.apps.cli.main import set_option
 from sightline.errors import invalid, printable
@@ -21,8 +22,8 @@ Examples:
   sightline run runs/quickstart --rounds +20
   sightline run examples/quickstart.toml --json | jq .epsilon
 
-A run that was interrupted goes on from its directory, which holds its settings. One that has ended goes on with
---rounds: its noise stays as it is, so epsilon grows, and the new one is stated before anything is trained.
+--resume continues an interrupted run from its directory, which holds its settings. --rounds adds rounds to a run that
+has ended: the noise stays the same, so epsilon grows, and the new epsilon is printed before training starts.
 Exit codes: 0 done, 2 bad input, 3 the privacy budget stopped the run, 130 interrupted
 (by SIGTERM 143, by SIGHUP 129), 1 anything else.
 """
@@ -33,23 +34,23 @@ class WorkerCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "N|auto"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """Return the number, or the word `auto`."""
         if value == "auto" or isinstance(value, int):
             return value  # type: ignore[no-any-return]
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is no number of processes; give one, or auto", param, ctx)
+            self.fail(f"{value!r} is not a number of processes; give a number or auto", param, ctx)
 
 
 @click.command("run", epilog=RUN_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option("Change a key, e.g. privacy.epsilon=4.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory (default: runs/NAME, numbered).")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted run; CONFIG may be its directory.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run; CONFIG may be its directory.")
 @click.option("--rounds", metavar="+N", help="Add rounds to a run that has ended; CONFIG is its directory.")
-@click.option("--accept-changes", is_flag=True, help="Resume although own code or packages are not what they were.")
+@click.option("--accept-changes", is_flag=True, help="Resume although your own code or the packages have changed.")
 @click.option("--verify", type=int, metavar="N", help="Compare every value with worlds that lack one of N subjects.")
 @click.option("--seed", type=int, help="Same as --set seed=N.")
 @click.option("--runtime", default="simulator", show_default=True, help="simulator, flower, or package.module:OBJECT.")
@@ -75,11 +76,11 @@ def run_command(
             invalid(
                 "--plan",
                 True,
-                "a plan makes no run directory and continues none",
-                "give a file, and neither --resume, --rounds nor --out",
+                "a plan neither makes nor continues a run directory",
+                "remove --resume, --rounds, --accept-changes and --out",
             )
         if verify is not None or runtime != "simulator":
-            invalid("--plan", True, "a plan trains nothing", "leave --verify and --runtime away")
+            invalid("--plan", True, "a plan trains nothing", "remove --verify and --runtime")
         return _show_plan(config, words, as_json=as_json)
     more_rounds = None if rounds is None else _read_more(rounds)
     import sightline
@@ -103,7 +104,12 @@ def run_command(
 def _read_more(rounds: str) -> int:
     number = rounds.removeprefix("+")
     if number == rounds or not (number.isascii() and number.isdigit()):
-        invalid("--rounds", rounds, "adds rounds to a run that has ended", "e.g. +20; in a new run --set rounds=20")
+        invalid(
+            "--rounds",
+            rounds,
+            "adds rounds to a run that has ended",
+            "e.g. --rounds +20; for a new run --set rounds=20",
+        )
     return int(number)
 
 

@@ -36,10 +36,10 @@ def server_command() -> None:
 @server_command.command("init", epilog=examples_epilog("server init server --address 127.0.0.1:8000"))
 @click.argument("folder", type=FOLDER)
 @click.option("--address", required=True, metavar="HOST:PORT", help="Where the sites reach this server.")
-@click.option("--listen", help="The IP address to listen at, of a private network; the address's own unless given.")
+@click.option("--listen", help="IP address to listen at, in a private network (default: that of --address).")
 @click.option("--users", help=USERS)
 def init_command(folder: Path, address: str, listen: str | None, users: str | None) -> None:
-    """Make a server in FOLDER: a certificate authority of its own, its certificate, and folders for its processes."""
+    """Make a server in FOLDER: a certificate authority, its certificate, and folders for its processes."""
     federation = import_federation()
     server = federation.init_server(folder, address, listen, federation.find_users(users, federation.SERVER_USERS))
     click.echo(f"server for {server.address}, to listen at {server.listen}")
@@ -88,7 +88,7 @@ HEALTH = "The port of /health and /metrics on loopback; 0 is 9400 or the next fr
 @click.argument("folder", type=FOLDER)
 @click.option("--health-port", type=int, default=0, help=HEALTH)
 def start_command(folder: Path, health_port: int) -> None:
-    """Start the processes of the server in FOLDER, each as its user, and look after them until Ctrl-C."""
+    """Start the processes of the server in FOLDER, each as its own user, and restart them as needed until Ctrl-C."""
     federation = import_federation()
     from sightline.runtimes.flower.processes import Operator, Supervisor, server_programs
 
@@ -119,7 +119,7 @@ def run_command(folder: Path, test: Path | None, wait: float, timeout: float, re
     out, app, config = _prepare_run(federation, folder, server, test, wait=wait, timeout=timeout, resume=resume)
     operator.start_run(app, config, _say_unless_flower)
     if not (out / "report.html").exists():
-        raise SightlineError(f"run={out}: it did not finish; go on with sightline server run {folder} --resume")
+        raise SightlineError(f"run={out}: it did not finish; continue with sightline server run {folder} --resume")
     click.echo(f"finished: {out}")
     click.echo(f"report: {out / 'report.html'}")
 
@@ -186,8 +186,8 @@ def monitor_command(folder: Path, health_port: int) -> None:
             yield labelled(f"run_{name}", gauge, text, "run", {run: float(known[name]) for run, known in runs.items()})
 
     monitor = Monitor(health, metrics, health_port)
-    told = f"http://127.0.0.1:{monitor.port}/health and /metrics"
-    click.echo(json.dumps({"event": "start", "message": told}), err=True)
+    message = f"http://127.0.0.1:{monitor.port}/health and /metrics"
+    click.echo(json.dumps({"event": "start", "message": message}), err=True)
     while True:
         time.sleep(3600.0)
 
@@ -212,7 +212,7 @@ def status_command(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps(replace_nonfinite(facts)))
         return
     click.echo(f"{facts['address']}: {'up' if facts['up'] else 'down'}, listens at {facts['here']}")
-    click.echo(f"sites: {', '.join(facts['sites']) or 'none is invited'}")
+    click.echo(f"sites: {', '.join(facts['sites']) or 'no site is invited'}")
     for name, run in facts["runs"].items():
         epsilon, state = format_upper(run["epsilon"], digits=4), "finished" if run["finished"] else "not finished"
         click.echo(f"run {name}: {run['rounds_done']} rounds, epsilon {epsilon}, {state}")

@@ -32,7 +32,7 @@ def site_command() -> None:
     """Own a site: join a server, approve and revoke experiments, see what is left of the budget, answer questions."""
 
 
-USERS = "Users of its processes, by comma; root's default is one each, made if missing. Empty: the current user."
+USERS = "Users of its processes, comma-separated (default as root: one each, made if missing). Empty: the current user."
 
 
 @site_command.command(
@@ -44,12 +44,12 @@ USERS = "Users of its processes, by comma; root's default is one each, made if m
 @click.option("--epsilon", type=float, required=True, help="The budget for the life of these data.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="The delta of the budget.")
 @click.option("--unit", type=click.Choice(["sample", "client"]), default="sample", show_default=True,
-              help="Whom the budget protects: an example, or the whole site.")  # fmt: skip
+              help="What the budget protects: an example, or the whole site.")  # fmt: skip
 @click.option("--label", help="The column of labels in a table.")
 @click.option("--vocabulary", type=int, default=0, help="The number of tokens, for text.")
 @click.option("--trust-server", is_flag=True, help="Hand clipped values without noise to the server.")
-@click.option("--counter", help="Where the counter is kept; best on another disk or host.")
-@click.option("--name", help="What the operator calls this site; the folder's name unless given.")
+@click.option("--counter", help="File of the counter; best on another disk or host.")
+@click.option("--name", help="Name of this site for the operator (default: the folder's name).")
 @click.option("--users", help=USERS)
 def init_command(
     folder: Path, data: Path, classes: int, epsilon: float, delta: float, unit: str, label: str | None,
@@ -127,7 +127,9 @@ def _check_policy(policy: dict[str, Any], examples: int) -> None:
 @site_command.command("join", epilog=examples_epilog("site join st-mary invitation.toml --start"))
 @click.argument("folder", type=FOLDER)
 @click.argument("invitation", type=FOLDER)
-@click.option("--fingerprint", help="The invitation's, as the operator told it; without it you are asked to compare.")
+@click.option(
+    "--fingerprint", help="The invitation's fingerprint, from the operator; without it you are asked to compare."
+)
 @click.option("--signature", type=FOLDER, help="The researcher's signature of the experiment.")
 @click.option("--yes", is_flag=True, help="Approve the experiment without asking; needs --fingerprint.")
 @click.option("--start", "starts", is_flag=True, help="Then start the site, as sightline site start does.")
@@ -152,7 +154,10 @@ def join_command(
     if fingerprint is None:
         if yes:
             invalid(
-                "--fingerprint", "missing", "--yes does not compare fingerprints", "give it as the operator told it"
+                "--fingerprint",
+                "missing",
+                "--yes does not compare fingerprints",
+                "give the one that the operator told you",
             )
         if not _confirm("Did the operator tell you the same fingerprint, by telephone or in person?"):
             click.echo("not joined", err=True)
@@ -176,7 +181,7 @@ def join_command(
     "--health-port", type=int, default=0, help="The port of /health and /metrics; 0 is 9400 or the next free."
 )
 def start_command(folder: Path, health_port: int) -> None:
-    """Start the processes of the site in FOLDER, each as its user, and look after them until Ctrl-C."""
+    """Start the processes of the site in FOLDER, each as its own user, and restart them as needed until Ctrl-C."""
     _start_site(folder, health_port)
 
 
@@ -197,7 +202,7 @@ def say_line(line: str) -> None:
 
 
 def become_owner(folder: Path) -> None:
-    """Let root go on as the owner of a site's folder, whose files nobody else may write."""
+    """Let root continue as the owner of a site's folder, so that only the owner writes its files."""
     import os
 
     owner = (folder / "state" if (folder / "state").exists() else folder).stat()
@@ -210,8 +215,8 @@ def become_owner(folder: Path) -> None:
 @site_command.command("approve", epilog=examples_epilog("site approve examples/sites.toml --site sites/site-0"))
 @click.argument("config", type=FOLDER)
 @click.option("--site", "folder", type=FOLDER, help="The site's folder, with site.toml and the data.")
-@click.option("--policy", type=FOLDER, help="Or its site.toml: the folder that it is in is the site's.")
-@click.option("--data", type=FOLDER, help="The data to be used; they must be those that the policy names.")
+@click.option("--policy", type=FOLDER, help="Its site.toml, instead of --site: the file's folder is the site.")
+@click.option("--data", type=FOLDER, help="Data file; it must be the one that the policy names.")
 @set_option("Change a key, e.g. rounds=4.")
 @click.option("--signature", type=FOLDER, help="The researcher's signature, made by sightline site sign.")
 @click.option("--yes", is_flag=True, help="Approve without asking.")
@@ -244,7 +249,7 @@ def _confirm(question: str) -> bool:
     """Ask on the terminal; raise InvalidInput where nothing can be read."""
     from sightline.errors import InvalidInput
 
-    cannot = InvalidInput("stdin: it is closed or at its end, and this command asks first; give --yes")
+    cannot = InvalidInput("stdin=closed: this command asks for confirmation; give --yes")
     if sys.stdin is None:
         raise cannot
     try:
@@ -260,7 +265,7 @@ def _open_site(folder: Path | None, policy: Path | None, data: Path | None) -> "
     from sightline.runtimes.site.policy import POLICY
 
     if (folder is None) == (policy is None):
-        invalid("--site", folder, "one of --site and --policy says which site it is", "e.g. --site sites/site-0")
+        invalid("--site", folder, "give either --site or --policy", "e.g. --site sites/site-0")
     if policy is not None and policy.name != POLICY:
         invalid("--policy", policy, f"a site's policy is a file named {POLICY}")
     site = _site_in(folder if folder is not None else (policy or Path()).parent)
@@ -325,16 +330,16 @@ def status_command(folder: Path, as_json: bool) -> None:
     click.echo(f"counter: {budget.counter}")
     if handed := site.handed_over():
         click.echo(f"the server was handed {handed} answers without noise: against it there is no budget")
-    for one in approved:
-        cost = f"{percent_up(one['share']):.1f} %  epsilon {format_upper(one['epsilon'], digits=4)} alone"
-        calls = f"{one['answered']} of {one['calls']} calls answered, {one['left']} left"
-        click.echo(f"{one['approval']}  {cost}  {calls}{_ending(one)}")
+    for row in approved:
+        cost = f"{percent_up(row['share']):.1f} %  epsilon {format_upper(row['epsilon'], digits=4)} alone"
+        calls = f"{row['answered']} of {row['calls']} calls answered, {row['left']} left"
+        click.echo(f"{row['approval']}  {cost}  {calls}{_ending(row)}")
 
 
 def _approvals_of(site: "Site") -> list[dict[str, Any]]:
     """Return the facts of every approval: its cost, its progress, and whether it has ended."""
     ended, whole = site.budget.record().ended, site.budget.filter
-    shares = {one.approval: whole.used_share([one.bound]) for one in site.budget.status().reservations}
+    shares = {held.approval: whole.used_share([held.bound]) for held in site.budget.status().reservations}
     approvals = []
     for approval in site.approvals.all():
         answered, left = site.progress(approval)
@@ -390,15 +395,15 @@ def serve_command(folder: Path, socket: Path, health_port: int | None, log: str)
         log_json()
     site = _site_in(folder)
     site.check()
-    told = f"site {site.policy.client} answers at {socket}"
+    message = f"site {site.policy.client} answers at {socket}"
     if health_port is not None:
-        told += f"; http://127.0.0.1:{Monitor(site.health, site.metrics, health_port).port}/health and /metrics"
+        message += f"; http://127.0.0.1:{Monitor(site.health, site.metrics, health_port).port}/health and /metrics"
 
     def ready() -> None:
         if log == "json":
-            logging.getLogger("sightline.site").info("%s", told, extra={"fields": {"event": "start"}})
+            logging.getLogger("sightline.site").info("%s", message, extra={"fields": {"event": "start"}})
         else:
-            click.echo(told, err=True)
+            click.echo(message, err=True)
 
     serve_site(site, socket, ready=ready)
 

@@ -140,8 +140,8 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A whole line chart."""
+class Frame:
+    """The title and the axes of a chart."""
 
     id: str
     title: str
@@ -150,6 +150,12 @@ class Chart:
     y_label: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
+
+
+@dataclass(frozen=True)
+class Chart(Frame):
+    """A whole line chart."""
+
     lines: tuple[Drawn, ...]
     mark: Tick | None = None
     note: str = ""
@@ -328,16 +334,9 @@ def _reading_points(
 
 
 @dataclass(frozen=True)
-class Bars:
+class Bars(Frame):
     """A bar chart: one (left, width, top, text) per bar, in thousandths."""
 
-    id: str
-    title: str
-    summary: str
-    x_label: str
-    y_label: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
     bars: tuple[tuple[float, float, float, str], ...]
 
 

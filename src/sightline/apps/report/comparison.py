@@ -174,19 +174,19 @@ class Comparison:
         return text_table("", *comparison_table(self))
 
 
-def compare_runs(places: Sequence[Path]) -> Comparison:
+def compare_runs(runs: Sequence[Path]) -> Comparison:
     """Read the runs in these folders and group them by the settings that differ."""
-    return group_runs([RunView.read(directory) for directory in runs_of(places)])
+    return group_runs([RunView.read(directory) for directory in runs_of(runs)])
 
 
-def compare(*places: Path | str) -> Comparison:
+def compare(*runs: Path | str) -> Comparison:
     """Read runs, or folders of runs such as a sweep's, and return them side by side, as `sightline compare` does.
 
     `print` shows the table; `.to_frame()` has one row per run.
     """
-    if not places:
-        invalid("places", "", "no run is named", "give run directories, or a folder of runs")
-    return compare_runs([Path(index) for index in places])
+    if not runs:
+        invalid("runs", "none", "no run is named", "give run directories, or a folder of runs")
+    return compare_runs([Path(run) for run in runs])
 
 
 def group_runs(runs: Sequence[RunView]) -> Comparison:
@@ -199,7 +199,7 @@ def group_runs(runs: Sequence[RunView]) -> Comparison:
         # Grouped by the settings that differ, in the order of the runs: seeds and names do not separate runs.
         own = {name: one.get(name) for name in differs}
         groups.setdefault(_sort_key(own), (own, []))[1].append(run)
-    return Comparison(differs, tuple(Group(own, tuple(some)) for own, some in groups.values()))
+    return Comparison(differs, tuple(Group(own, tuple(members)) for own, members in groups.values()))
 
 
 def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison:
@@ -314,8 +314,8 @@ def plain_comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
-    named = {name: some for name, some in group.measures.items() if some is not None or name in ALWAYS}
-    measures = {name: None if some is None else asdict(some) for name, some in named.items()}
+    named = {name: spread for name, spread in group.measures.items() if spread is not None or name in ALWAYS}
+    measures = {name: None if spread is None else asdict(spread) for name, spread in named.items()}
     seeds = [run.fact("seed") for run in group.runs]
     runs = [str(run.directory) for run in group.runs]
     return {"settings": dict(group.settings), "runs": runs, "seeds": seeds} | measures
@@ -334,7 +334,7 @@ def _metric_text(metric: Metric) -> Callable[[float], str]:
 
 
 def _metric_column(metric: Metric) -> Callable[[Spread], str]:
-    return lambda some: mean_and_spread(some, _metric_text(metric))
+    return lambda spread: mean_and_spread(spread, _metric_text(metric))
 
 
 COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
@@ -342,18 +342,18 @@ COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "test_loss": ("Test loss", _metric_column(METRICS["loss"])),
     **{m.client_key("worst"): ("Worst client", _metric_column(m)) for m in MAIN_METRICS},
     **{f"minority_{m.name}": (f"Minority {m.title}", _metric_column(m)) for m in MAIN_METRICS},
-    "purity": ("Purity", lambda some: mean_and_spread(some, format_percent)),
-    "cluster_count": ("Clusters", lambda some: mean_and_spread(some, format_short)),
-    "epsilon": ("Epsilon", lambda some: format_upper(some.greatest)),
-    "seconds": ("Time", lambda some: mean_and_spread(some, format_duration)),
-    "uplink_floats": ("Sent by clients", lambda some: mean_and_spread(some, floats_as_bytes)),
-    "energy_joule": ("Energy", lambda some: mean_and_spread(some, lambda joule: f"{format_number(joule)} J")),
-    "delay_seconds": ("Delay", lambda some: mean_and_spread(some, format_duration)),
+    "purity": ("Purity", lambda spread: mean_and_spread(spread, format_percent)),
+    "cluster_count": ("Clusters", lambda spread: mean_and_spread(spread, format_short)),
+    "epsilon": ("Epsilon", lambda spread: format_upper(spread.greatest)),
+    "seconds": ("Time", lambda spread: mean_and_spread(spread, format_duration)),
+    "uplink_floats": ("Sent by clients", lambda spread: mean_and_spread(spread, floats_as_bytes)),
+    "energy_joule": ("Energy", lambda spread: mean_and_spread(spread, lambda joule: f"{format_number(joule)} J")),
+    "delay_seconds": ("Delay", lambda spread: mean_and_spread(spread, format_duration)),
 }
 """Measures in a table. Of several epsilons the largest is shown: a mean of upper bounds is not a bound."""
 
 
-def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
+def mean_and_spread(spread: Spread, show: Callable[[float], str]) -> str:
     """Return mean and spread, with one unit if they share it.
 
     >>> mean_and_spread(Spread(0.9, 0.0123, 0.88, 0.92, 3), _metric_text(METRICS["accuracy"]))
@@ -361,13 +361,13 @@ def mean_and_spread(some: Spread, show: Callable[[float], str]) -> str:
     >>> mean_and_spread(Spread(2e6, 0.0, 2e6, 2e6, 3), floats_as_bytes)
     '8.00 MB ± 0'
     """
-    mean = show(some.mean)
-    if not some.deviation:
-        return mean if some.deviation is None else f"{mean} ± 0"
-    spread = show(some.deviation)
+    mean = show(spread.mean)
+    if not spread.deviation:
+        return mean if spread.deviation is None else f"{mean} ± 0"
+    deviation = show(spread.deviation)
     value, _, unit = mean.partition(" ")
-    room, _, same = spread.partition(" ")
-    return f"{value} ± {room} {unit}" if unit and unit == same and " " not in unit else f"{mean} ± {spread}"
+    room, _, same = deviation.partition(" ")
+    return f"{value} ± {room} {unit}" if unit and unit == same and " " not in unit else f"{mean} ± {deviation}"
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
@@ -386,7 +386,7 @@ def check_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of measures. Raises for an unknown one."""
     for name in names:
         if name not in COLUMNS:
-            invalid("--columns", name, "no measure of a run", did_you_mean(name, list(COLUMNS)))
+            invalid("--columns", name, "no such measure", did_you_mean(name, list(COLUMNS)))
     return tuple(names)
 
 
@@ -405,7 +405,7 @@ def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[s
     settings = [say_setting(group.settings[name]) for name in differs]
     cells = [group.title] if group.title else [*settings, format_count(len(group.runs))]
     measures = [group.measures[name] for name in there]
-    shown = [NONE if some is None else COLUMNS[name][1](some) for name, some in zip(there, measures, strict=True)]
+    shown = [NONE if spread is None else COLUMNS[name][1](spread) for name, spread in zip(there, measures, strict=True)]
     return [*cells, *shown]
 
 
@@ -461,11 +461,11 @@ def csv_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
 def _csv_row(group: Group, there: Sequence[str]) -> dict[str, Any]:
     row = {name: _frame_cell(value) for name, value in group.settings.items()} | {"runs": len(group.runs)}
     for name in there:
-        some = group.measures[name]
+        spread = group.measures[name]
         if name == "epsilon":
-            row[name] = None if some is None else some.greatest
+            row[name] = None if spread is None else spread.greatest
         else:
-            row |= {name: some and some.mean, f"{name}_std": some and some.deviation}
+            row |= {name: spread and spread.mean, f"{name}_std": spread and spread.deviation}
     return row
 
 

@@ -73,7 +73,7 @@ def read_size(text: str) -> tuple[float, float | None]:
     except ValueError:
         width = height = 0.0
     if not (1.0 <= width <= LARGEST and 1.0 <= height <= LARGEST):
-        invalid("--size", text, "is no size", f"use {', '.join(SIZES)}, or WIDTHxHEIGHT in inches, e.g. 3.5x2.4")
+        invalid("--size", text, "not a size", f"use {', '.join(SIZES)}, or WIDTHxHEIGHT in inches, e.g. 3.5x2.4")
     return width, height
 
 
@@ -328,10 +328,10 @@ def comparison_chart(comparison: Comparison, against: Against, quantity: Quantit
     return line_chart(f"by-{against.name}{suffix}", title, xs, lines, x_axis=against.axis, y_axis=axis, joined=True)
 
 
-def _group_line(group: Group, one: Course, index_of: dict[float, int]) -> ChartLine:
+def _group_line(group: Group, course: Course, index_of: dict[float, int]) -> ChartLine:
     values: list[Any] = [None] * len(index_of)
     margin: list[Any] = [None] * len(index_of)
-    for x, mean, deviation in zip(one.x, one.mean, one.deviation, strict=True):
+    for x, mean, deviation in zip(course.x, course.mean, course.deviation, strict=True):
         values[index_of[x]], margin[index_of[x]] = mean, deviation
     return ChartLine(group.label, values, margin=margin)
 
@@ -375,7 +375,7 @@ def check_figure(path: Path) -> str:
     """Return the kind of figure that a path asks for; raise InvalidInput before any long work begins."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in (*PICTURES, "html"):
-        invalid("--figure", path, "the ending says which figure", "use .html, .png, .svg or .pdf")
+        invalid("--figure", path, "a figure has one of four formats", "use .html, .png, .svg or .pdf")
     # matplotlib is an extra: pages need no library for their charts.
     if kind != "html" and find_spec("matplotlib") is None:
         invalid("--figure", path, "pictures need matplotlib", 'use .html, or pip install "sightline[figures]"')
@@ -411,7 +411,7 @@ def _draw_picture(comparison: Comparison, path: Path, kind: str, choice: FigureC
 
     panels = list_panels(comparison, choice)
     if not panels:
-        invalid("--figure", path, "no run has an evaluated round yet", "wait for the first")
+        invalid("--figure", path, "no run has an evaluated round yet", "wait for the first one")
     # Fonts that publishers accept; nothing in the file that changes from one drawing to the next.
     style: Any = {"pdf.fonttype": 42, "svg.hashsalt": "sightline"}
     if choice.size:

@@ -364,19 +364,19 @@ NOISE = Axis("noise of the sum", tick=format_short, value=format_number, floor=0
 
 def stream_content(run: RunView) -> Content | None:
     """Return the strategy of correlated noise and its effect on sums; None for every other run."""
-    told = run.fact("stream")
-    if not told:
+    stream = run.fact("stream")
+    if not stream:
         return None
-    lags = [float(lag) for lag in range(len(told["coefficients"]))]
-    shown = [float(step) for step in told["shown"]]
-    sums = [ChartLine("correlated", told["errors"]), ChartLine("independent, same epsilon", told["independent"])]
-    strategy = [ChartLine(str(told["strategy"]), told["coefficients"])]
+    lags = [float(lag) for lag in range(len(stream["coefficients"]))]
+    shown = [float(step) for step in stream["shown"]]
+    sums = [ChartLine("correlated", stream["errors"]), ChartLine("independent, same epsilon", stream["independent"])]
+    strategy = [ChartLine(str(stream["strategy"]), stream["coefficients"])]
     charts = [
-        line_chart("stream-error", f"Noise of sums over {told['of']}", shown, sums, x_axis=STEP, y_axis=NOISE),
+        line_chart("stream-error", f"Noise of sums over {stream['of']}", shown, sums, x_axis=STEP, y_axis=NOISE),
         line_chart("stream-strategy", "Strategy", lags, strategy, x_axis=STEP, y_axis=COEFFICIENT),
     ]
-    facts = {key: told[key] for key in ("strategy", "steps", "separation", "uses", "of")}
-    return facts | {"gain": format_number(float(told["gain"])), "charts": [chart for chart in charts if chart]}
+    facts = {key: stream[key] for key in ("strategy", "steps", "separation", "uses", "of")}
+    return facts | {"gain": format_number(float(stream["gain"])), "charts": [chart for chart in charts if chart]}
 
 
 STREAM_SECTION = Section("stream", "Correlated noise", stream_content)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sightline.accounting.trade_off import power_at_most
+from sightline.accounting.calibration import power_at_most
 from sightline.apps.report.run_view import CURVES, Composed, Content, RunView, Section
 from sightline.events import Adjacency, Unit
 from sightline.formatting import (
@@ -297,8 +297,8 @@ class SightRow:
         return format_upper(self.epsilon)
 
     @property
-    def told(self) -> str:
-        """Return what the bound means where it is none, or zero."""
+    def remark(self) -> str:
+        """Return the meaning of a bound that is infinite or zero; "" for any other."""
         if self.trusted:
             return "trusted: no bound"
         if math.isinf(self.epsilon):

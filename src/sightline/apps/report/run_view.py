@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from sightline import accounting
 from sightline.accounting import Accountant
-from sightline.accounting.trade_off import TradeOff, claimed_curve, power_at_most
+from sightline.accounting.calibration import TradeOff, claimed_curve, power_at_most
 from sightline.engine.earlier_runs import read_lines, stored_earlier, sum_up
 from sightline.engine.record import DATABASE, WHOSE, RunRecord, replace_nonfinite
 from sightline.errors import invalid, printable
@@ -47,16 +47,16 @@ def runs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
                 yield from runs_below(folder / name, depth=depth - 1)
 
 
-def runs_of(places: Iterable[Path]) -> list[Path]:
+def runs_of(paths: Iterable[Path]) -> list[Path]:
     """Return the run directories that are named or that lie in a named folder, each once."""
     directories: dict[Path, Path] = {}
-    for folder in places:
+    for folder in paths:
         try:
             if not folder.is_dir():
                 invalid("run", folder, "no such folder", "give the folder that sightline run printed")
             os.scandir(folder).close()
         except OSError as error:
-            invalid("run", folder, f"cannot be looked into ({error.strerror})", WHOSE)
+            invalid("run", folder, f"cannot be read ({error.strerror})", WHOSE)
         below = list(runs_below(folder))
         if not below:
             invalid("run", folder, f"no {DATABASE} in it or below it", "give the folder that sightline run printed")
@@ -207,9 +207,9 @@ class RunView:
         if self.unit is Unit.NONE or not self.fact("started_from"):
             return None
         # Use the joint cost that the run has stored; otherwise add it up from the earlier runs.
-        told = self.fact("together")
-        if isinstance(told, dict):
-            return told
+        together = self.fact("together")
+        if isinstance(together, dict):
+            return together
         with RunRecord.open_to_read(self.directory) as record:
             earlier = stored_earlier(record)
         return None if earlier is None else sum_up(earlier, self.facts, self.ledger)

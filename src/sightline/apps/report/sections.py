@@ -17,7 +17,7 @@ from sightline.events import Unit
 from sightline.formatting import format_count, format_number, format_plural, format_short, format_upper
 from sightline.ledger import LedgerPairs, ledger_pairs, write_parties
 from sightline.ledger.group_pairs import Route, group_alike, next_hops, trace_routes
-from sightline.ledger.group_privacy import Answer, spread_over
+from sightline.ledger.group_privacy import PairResult, spread_over
 from sightline.topology import client_name
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ POINTS = 40
 """Number of epochs at which the curve is computed."""
 
 
-def draw_groups(answer: Answer, path: Path) -> None:
+def draw_groups(answer: PairResult, path: Path) -> None:
     """Write a PNG with the heatmap and the curve."""
     try:
         from matplotlib.figure import Figure
@@ -311,7 +311,7 @@ def draw_groups(answer: Answer, path: Path) -> None:
         invalid("--plot", path, f"cannot be written ({error.strerror})", "give a file in a folder that exists")
 
 
-def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> Any:
+def draw_heatmap(axes: "Axes", answer: PairResult, *, top: float | None = None) -> Any:
     """Draw epsilon of subject (row) against observer (column); white where the threat model has no pair."""
     by_worker = answer.workers <= MOST_DRAWN
     values = spread_over(answer.matrix, answer.pairs.class_of).copy() if by_worker else answer.matrix
@@ -321,21 +321,21 @@ def draw_heatmap(axes: "Axes", answer: Answer, *, top: float | None = None) -> A
     image = axes.imshow(values, cmap="magma", vmin=0.0, vmax=top, interpolation="nearest")
     what = "worker" if by_worker else "class of workers"
     axes.set(xlabel=f"observer ({what})", ylabel=f"subject ({what})", title=plot_title(answer))
-    axes.figure.colorbar(image, ax=axes, label=f"epsilon at delta = {answer.question.delta:g}", shrink=0.9)
+    axes.figure.colorbar(image, ax=axes, label=f"epsilon at delta = {answer.query.delta:g}", shrink=0.9)
     return image
 
 
-def plot_title(answer: Answer) -> str:
+def plot_title(answer: PairResult) -> str:
     """Return one line that says what is drawn."""
-    q = answer.question
+    q = answer.query
     name = "DP-OGL+" if q.plus else "DP-OGL"
     structure = q.structure if not q.structure.endswith(".json") else Path(q.structure).stem
     return f"{name}, {structure}, M = {answer.groups}, S = {q.period}, T = {q.epochs}"
 
 
-def draw_curve(axes: "Axes", answer: Answer) -> None:
+def draw_curve(axes: "Axes", answer: PairResult) -> None:
     """Draw the mean over workers of the worst observer's epsilon, with one standard deviation, per epoch."""
-    epochs = sampled_epochs(answer.question.epochs)
+    epochs = sampled_epochs(answer.query.epochs)
     rows = [answer.at(int(epoch)).worst for epoch in epochs]
     mean, deviation = mean_and_deviation(rows)
     axes.plot(epochs, mean, color="#b5367a", label="mean over workers")
@@ -343,7 +343,7 @@ def draw_curve(axes: "Axes", answer: Answer) -> None:
     axes.plot(
         epochs, [float(np.nanmax(row, initial=0.0)) for row in rows], color="#51127c", lw=1, ls="--", label="largest"
     )
-    axes.set(xlabel="epoch t", ylabel="epsilon of the worst observer", title=f"threat: {answer.question.threat}")
+    axes.set(xlabel="epoch t", ylabel="epsilon of the worst observer", title=f"threat: {answer.query.threat}")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)

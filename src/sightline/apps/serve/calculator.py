@@ -157,14 +157,14 @@ def calculator_page(site: PageServer, request: Request) -> Response:
 def calculator_api(site: PageServer, request: Request) -> Response:
     """Return epsilon of every line, or with `solve=noise` the noise multiplier; null is infinite or not computed."""
     family, numbers, delta = read_question(request)
-    told: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
-    told |= family.state_claim(family.complete_numbers(numbers))
+    answer: dict[str, Any] = {"scheme": chosen_scheme(request), **numbers, "delta": delta}
+    answer |= family.state_claim(family.complete_numbers(numbers))
     if solved_for(request) == "noise":
-        told["noise_multiplier"] = {row["name"]: row["noise"] for row in solve_noises(family, numbers, delta)}
+        answer["noise_multiplier"] = {row["name"]: row["noise"] for row in solve_noises(family, numbers, delta)}
     else:
-        told["epsilon"] = {row["name"]: row["epsilon"] for row in epsilon_rows(family, numbers, delta)}
+        answer["epsilon"] = {row["name"]: row["epsilon"] for row in epsilon_rows(family, numbers, delta)}
     note = family.note_delta(numbers, delta)
-    return json_response(replace_nonfinite(told | ({"note": note} if note else {})))
+    return json_response(replace_nonfinite(answer | ({"note": note} if note else {})))
 
 
 def solved_for(request: Request) -> str:

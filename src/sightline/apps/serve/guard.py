@@ -72,7 +72,7 @@ class Guard:
         if not self._is_own_name(request.headers["host"]):
             return refuse(HTTPStatus.MISDIRECTED_REQUEST, "The Host of this request is not a name of this server.")
         if _is_cross_origin(request):
-            return refuse(HTTPStatus.FORBIDDEN, "Pages of other origins may link to this server, but not fetch.")
+            return refuse(HTTPStatus.FORBIDDEN, "Pages of other origins may link to this server but not fetch from it.")
         if query_value(request, "token"):
             return self._exchange_token(request)
         if self._is_token(request.cookies.get(self.cookie, "")) or self._is_token(_bearer_token(request)):
@@ -93,7 +93,7 @@ class Guard:
     def _exchange_token(self, request: Request) -> Response:
         """Set the cookie and lead to the same page without the token, so that the address bar does not show it."""
         if not self._is_token(query_value(request, "token")):
-            return refuse(HTTPStatus.UNAUTHORIZED, "This token is wrong, or of an earlier start of the server.")
+            return refuse(HTTPStatus.UNAUTHORIZED, "This token is wrong, or from an earlier start of the server.")
         rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
         # The raw path: a decoded one could hold line breaks. One leading slash: two would name another host.
         path = "/" + request.scope["raw_path"].decode("ascii").lstrip("/\\")

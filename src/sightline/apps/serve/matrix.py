@@ -58,16 +58,16 @@ class PairClasses:
     @cached_property
     def subjects(self) -> list[int]:
         """Classes about which something was released."""
-        return [index for index, one in enumerate(self.classes) if one.subject]
+        return [index for index, group in enumerate(self.classes) if group.subject]
 
     @cached_property
     def observers(self) -> list[int]:
         """Classes that saw something."""
-        return [index for index, one in enumerate(self.classes) if one.observer]
+        return [index for index, group in enumerate(self.classes) if group.observer]
 
     @cached_property
     def _class_of(self) -> dict[str, int]:
-        return {name: index for index, one in enumerate(self.classes) for name in one.names}
+        return {name: index for index, group in enumerate(self.classes) for name in group.names}
 
     def class_of(self, name: str) -> int | None:
         """Return the class of a participant."""
@@ -314,8 +314,8 @@ def pairs_table(view: Window, values: list[list[float | None]]) -> dict[str, Any
     }
 
 
-def _short_name(one: Class) -> str:
-    return one.words if len(one.words) <= 60 else one.words[:57] + "..."
+def _short_name(group: Class) -> str:
+    return group.words if len(group.words) <= 60 else group.words[:57] + "..."
 
 
 def _table_cell(subjects: Class, observers: Class, value: float | None) -> dict[str, Any]:

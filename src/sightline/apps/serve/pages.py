@@ -167,7 +167,7 @@ def listing_page(site: PageServer, request: Request) -> Response:
         "listing.html",
         "Runs",
         folder=str(site.runs_folder.folder),
-        rows=[run_row(one) for one in chosen],
+        rows=[run_row(glance) for glance in chosen],
         metric=_common_metric(chosen),
         shown=f"{len(chosen)} of {format_plural(len(result), 'run')}"
         if len(chosen) < len(result)
@@ -181,18 +181,18 @@ def listing_page(site: PageServer, request: Request) -> Response:
             (
                 "algorithm",
                 "Algorithm",
-                sorted({one.algorithm for one in result} - {""}),
+                sorted({glance.algorithm for glance in result} - {""}),
                 query_value(request, "algorithm"),
             ),
-            ("unit", "Protects", sorted({one.unit for one in result}), query_value(request, "unit")),
+            ("unit", "Protects", sorted({glance.unit for glance in result}), query_value(request, "unit")),
         ],
-        running=any(one.status == "running" for one in result),
+        running=any(glance.status == "running" for glance in result),
     )
 
 
 def listing_api(site: PageServer, request: Request) -> Response:
     """Return the list as JSON."""
-    return json_response({"runs": [one.plain() for one in filter_runs(site.runs()[0], request)]})
+    return json_response({"runs": [glance.plain() for glance in filter_runs(site.runs()[0], request)]})
 
 
 def filter_runs(glances: Iterable[Glance], request: Request) -> list[Glance]:
@@ -202,60 +202,70 @@ def filter_runs(glances: Iterable[Glance], request: Request) -> list[Glance]:
         name: query_value(request, name) for name in ("status", "algorithm", "unit") if query_value(request, name)
     }
     return [
-        one
-        for one in glances
-        if all(word in _search_text(one) for word in words)
-        and all(getattr(one, n) == value for n, value in wanted.items())
+        glance
+        for glance in glances
+        if all(word in _search_text(glance) for word in words)
+        and all(getattr(glance, n) == value for n, value in wanted.items())
     ]
 
 
-def _search_text(one: Glance) -> str:
-    return f"{one.run} {one.name} {one.algorithm} {one.source} {one.topology} {one.unit} seed {one.seed}".lower()
+def _search_text(glance: Glance) -> str:
+    fields = (
+        glance.run,
+        glance.name,
+        glance.algorithm,
+        glance.source,
+        glance.topology,
+        glance.unit,
+        "seed",
+        glance.seed,
+    )
+    return " ".join(map(str, fields)).lower()
 
 
-def run_row(one: Glance) -> dict[str, Any]:
+def run_row(glance: Glance) -> dict[str, Any]:
     """Return a row of the list, as text."""
     return {
-        "run": one.run,
-        "folder": one.run.rpartition("/")[0],
-        "title": one.run.rpartition("/")[2] if one.run != "." else one.name,
-        "status": one.status,
-        "share": f"{min(1.0, one.round / one.planned):.4f}" if one.planned else "0",
-        "rounds": f"{one.round:,} of {one.planned:,}" if one.planned else f"{one.round:,}",
-        "left": progress_words(one),
-        "about": [word for word in (one.algorithm, one.source, one.topology) if word],
-        "metric": f"Test {metric_named(one.metric).title}",
-        "reached": format_metric(metric_named(one.metric), one.reached),
-        "epsilon": epsilon_words(one),
-        "note": epsilon_note(one),
-        "time": format_duration(one.seconds) if one.seconds else NONE,
-        "created": one.created[:16].replace("T", " "),
+        "run": glance.run,
+        "folder": glance.run.rpartition("/")[0],
+        "title": glance.run.rpartition("/")[2] if glance.run != "." else glance.name,
+        "status": glance.status,
+        "share": f"{min(1.0, glance.round / glance.planned):.4f}" if glance.planned else "0",
+        "rounds": f"{glance.round:,} of {glance.planned:,}" if glance.planned else f"{glance.round:,}",
+        "left": progress_words(glance),
+        "about": [word for word in (glance.algorithm, glance.source, glance.topology) if word],
+        "metric": f"Test {metric_named(glance.metric).title}",
+        "reached": format_metric(metric_named(glance.metric), glance.reached),
+        "epsilon": epsilon_words(glance),
+        "note": epsilon_note(glance),
+        "time": format_duration(glance.seconds) if glance.seconds else NONE,
+        "created": glance.created[:16].replace("T", " "),
     }
 
 
 def _common_metric(glances: Iterable[Glance]) -> str:
     """Return the heading of the metric column: the metric if all runs share it, otherwise "Metric"."""
-    names = {one.metric for one in glances}
+    names = {glance.metric for glance in glances}
     return f"Test {metric_named(names.pop() if names else None).title}" if len(names) < 2 else "Metric"
 
 
-def progress_words(one: Glance) -> str:
+def progress_words(glance: Glance) -> str:
     """Return the time left, or for how long the run has written nothing."""
-    if one.silent is not None:
-        return f"nothing written for {format_duration(one.silent)}"
-    return f"about {format_duration(one.left)} left" if one.left else ""
+    if glance.silent is not None:
+        return f"nothing written for {format_duration(glance.silent)}"
+    return f"about {format_duration(glance.left)} left" if glance.left else ""
 
 
-def epsilon_words(one: Glance) -> str:
+def epsilon_words(glance: Glance) -> str:
     """Return the last epsilon that a round recorded, rounded up."""
-    if one.unit == "none":
+    if glance.unit == "none":
         return "none"
-    return NONE if one.epsilon is None else format_upper(one.epsilon)
+    return NONE if glance.epsilon is None else format_upper(glance.epsilon)
 
 
-def epsilon_note(one: Glance) -> str:
+def epsilon_note(glance: Glance) -> str:
     """Return the terms of the shown epsilon, and how many later releases it does not include."""
-    if one.unit == "none":
+    if glance.unit == "none":
         return "no guarantee"
-    words = terms_words(one.unit, one.adjacency, one.delta)
-    return words + (f", {format_plural(one.since, 'release')} since" if one.since else "")
+    terms = terms_words(glance.unit, glance.adjacency, glance.delta)
+    return terms + (f", {format_plural(glance.since, 'release')} since" if glance.since else "")

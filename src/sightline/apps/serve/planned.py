@@ -19,7 +19,7 @@ from sightline.errors import SightlineError, did_you_mean, invalid
 from sightline.events import Event, Gaussian, Pooled
 from sightline.formatting import format_count, format_plural, format_short, format_upper
 from sightline.ledger import write_parties
-from sightline.ledger.group_privacy import Answer, Question, answer_question
+from sightline.ledger.group_privacy import PairQuery, PairResult, query_pairs
 from sightline.topology import client_name
 
 MOST = 200
@@ -76,7 +76,7 @@ def groups_api(site: PageServer, request: Request) -> Response:
     return json_response(replace_nonfinite(facts | answer.claim.facts()))
 
 
-def read_groups(request: Request) -> Question:
+def read_groups(request: Request) -> PairQuery:
     """Return the question in a request."""
     numbers: dict[str, Any] = {knob.name: knob.read(query_value(request, knob.name)) for knob in GROUPS_KNOBS}
     words: dict[str, Any] = {}
@@ -84,16 +84,16 @@ def read_groups(request: Request) -> Question:
         words[name] = query_value(request, name, next(iter(known)))
         if words[name] not in known:
             invalid(name, words[name], f"no such {name}", did_you_mean(words[name], list(known)))
-    return Question(count=numbers.pop("groups"), plus=bool(query_value(request, "plus")), **numbers, **words)
+    return PairQuery(count=numbers.pop("groups"), plus=bool(query_value(request, "plus")), **numbers, **words)
 
 
 @lru_cache(maxsize=64)
-def cached_answer(question: Question) -> Answer:
+def cached_answer(question: PairQuery) -> PairResult:
     """Return the answer, cached: turning a knob back computes nothing."""
-    return answer_question(question)
+    return query_pairs(question)
 
 
-def groups_result(question: Question) -> dict[str, Any]:
+def groups_result(question: PairQuery) -> dict[str, Any]:
     """Return the numbers as bars, and the map of all pairs."""
     answer = cached_answer(question)
     together = cached_answer(replace(question, structure="global", threat="everyone"))
@@ -125,7 +125,7 @@ def groups_bars(epsilons: dict[str, float]) -> list[dict[str, str]]:
     ]
 
 
-def pairs_map(answer: Answer) -> dict[str, Any]:
+def pairs_map(answer: PairResult) -> dict[str, Any]:
     """Return the map of every membership against every other."""
     members: list[list[str]] = [[] for _ in range(len(answer.pairs))]
     for worker, kind in enumerate(answer.pairs.class_of.tolist()):
@@ -133,7 +133,7 @@ def pairs_map(answer: Answer) -> dict[str, Any]:
     order = sorted(range(len(members)), key=lambda kind: int(members[kind][0].rpartition("-")[2]))[:MOST]
     words = [write_parties(frozenset(members[kind])) for kind in order]
     values = [[_known_or(answer.matrix[n, i]) for i in order] for n in order]
-    return draw_heat(values, words, words, SILENT[answer.question.threat])
+    return draw_heat(values, words, words, SILENT[answer.query.threat])
 
 
 def _known_or(value: float) -> float | None:

@@ -98,7 +98,7 @@ class Glance:
     seed: int | None
     created: str
     seconds: float
-    pace: float
+    round_seconds: float
     """Seconds of the last round."""
     wrote: float
     """When the database was last written, in seconds since 1970."""
@@ -106,15 +106,15 @@ class Glance:
     @property
     def left(self) -> float | None:
         """The estimated seconds left."""
-        running = self.status == "running" and self.pace > 0
-        return self.pace * (self.planned - self.round) if running else None
+        running = self.status == "running" and self.round_seconds > 0
+        return self.round_seconds * (self.planned - self.round) if running else None
 
     @property
     def silent(self) -> float | None:
         """Seconds since a running run last wrote; None if it is not silent."""
         quiet = time.time() - self.wrote
         # A long round writes nothing for a while; only several times its length is suspicious.
-        return quiet if self.status == "running" and quiet > max(QUIET, 5 * self.pace) else None
+        return quiet if self.status == "running" and quiet > max(QUIET, 5 * self.round_seconds) else None
 
     def plain(self) -> dict[str, Any]:
         """Return the summary as JSON; null is infinite or unknown."""
@@ -196,7 +196,7 @@ def _read_record(id: str, directory: Path, record: RunRecord) -> Glance:
         seed=None if facts.get("seed") is None else int(facts["seed"]),
         created=str(facts.get("created") or ""),
         seconds=float(facts.get("seconds") or 0.0),
-        pace=float(last.get("seconds") or 0.0),
+        round_seconds=float(last.get("seconds") or 0.0),
         wrote=max(moment for moment, _ in database_signature(directory)) / 1e9,
     )
 

@@ -100,10 +100,10 @@ class Connection(H11Protocol):
         self._waiting_since = self.loop.time()
         self._close_after(self.request_seconds)
         if len(self.connections) > self.most_connections:
-            others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
-            waiting = [one for one in others if not one._is_busy()]
+            others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
+            waiting = [other for other in others if not other._is_busy()]
             # Strangers go first: holding connections open without the token must not lock the owner out.
-            evicted = min(waiting, key=lambda one: (one._has_owner(), one._waiting_since), default=self)
+            evicted = min(waiting, key=lambda other: (other._has_owner(), other._waiting_since), default=self)
             self.connections.discard(evicted)
             evicted.transport.abort()
 

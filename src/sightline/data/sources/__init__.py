@@ -1,6 +1,6 @@
 """The registered sources, by name."""
 
-from sightline.data.source import Source
+from sightline.data.federation import Source
 from sightline.data.sources.images import CIFAR10, DIGITS, EMNIST_LETTERS, FASHION_MNIST, MNIST, OCR_LETTERS
 from sightline.data.sources.synthetic import SYNTHETIC
 from sightline.data.sources.tweets import AIRLINE_TWEETS, SENTIMENT140_USERS
@@ -25,7 +25,7 @@ SOURCES: dict[str, Source] = {
 def find_source(name: str) -> Source:
     """Return the source of that name; raise for an unknown one."""
     if name not in SOURCES:
-        reason = "a source is a known name, or your own function as package.module:function"
+        reason = "must be a known name, or your own function as package.module:function"
         invalid("data.source", name, reason, did_you_mean(name, list(SOURCES)))
     return SOURCES[name]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Kind
+from sightline.data.federation import Kind, Option, Partition, Request, Scale, Source, Table
 from sightline.data.formats import Field, raise_broken, read_idx, read_npz, read_webp_grid
-from sightline.data.source import Option, Partition, Request, Scale, Source, Table
 from sightline.errors import invalid
 
 MNIST_FILES = (
@@ -203,14 +202,14 @@ def read_ocr(request: Request) -> Table:
     arrays = read_npz(path, OCR_FIELDS)
     images, labels, fold = arrays["images"], arrays["labels"].astype(np.int64), arrays["fold"]
     if not len(images) == len(labels) == len(fold) > 0:
-        raise_broken(path, f"{len(images)} images, {len(labels)} labels and {len(fold)} folds do not belong together")
+        raise_broken(path, f"{len(images)} images, {len(labels)} labels and {len(fold)} folds must be equally many")
     if labels.max() > 25 or images.max() > 1:
         raise_broken(path, "labels must be 0 .. 25 and pixels 0 or 1")
     letters, chosen = int(request.options["letters"]), int(request.options["test_fold"])
     whole = Table(images[:, None], labels, 26, Kind.IMAGE, Scale(highest=1))
     train, test = (first_letters(pick_examples(whole, mask), letters) for mask in (fold != chosen, fold == chosen))
     if not len(train) or not len(test):
-        invalid("data.options.test_fold", chosen, "one side of the split would be empty", "use another fold")
+        invalid("data.options.test_fold", chosen, "the training or the test set would be empty", "use another fold")
     note = (
         f"ocr_letters: {spell_letters(letters)}, 16 x 8 pixels of 0 or 1; the words of fold {chosen} are the test set"
     )

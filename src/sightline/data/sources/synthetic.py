@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.config import Data
-from sightline.data.federation import Kind, Targets
-from sightline.data.source import Partition, Request, Source, Table
+from sightline.data.federation import Kind, Partition, Request, Source, Table, Targets
 from sightline.data.targets import as_task
 from sightline.errors import invalid
 from sightline.randomness import Purpose, Streams
@@ -53,7 +52,7 @@ def read_synthetic(request: Request) -> Table:
         x[start:stop], y[start:stop] = draw_examples(truth, size, rng, request.task)
         start = stop
     if not np.isfinite(x).all():
-        invalid("data.beta", settings.beta, "the inputs do not fit float32", "use a smaller beta, e.g. 1.0")
+        invalid("data.beta", settings.beta, "the inputs overflow float32", "use a smaller beta, e.g. 1.0")
     owner = np.repeat(np.arange(settings.clients), sizes)
     note = f"synthetic: {_name_of(settings)}, {settings.length} features, alpha and beta are variances"
     return Table(x=x, y=y, classes=settings.classes, kind=Kind.VECTOR, owner=owner, notes=(note,))
@@ -109,7 +108,7 @@ def draw_examples(
 def _read_chains(settings: Data, rngs: list[np.random.Generator], sizes: list[int], shared: Truth | None) -> Table:
     """Return sequences of `features` + 1 tokens below `classes`, drawn from each client's own Markov chain."""
     if settings.length < settings.classes:
-        reason = f"the chain of {settings.classes} tokens is drawn from that many features"
+        reason = f"a chain of {settings.classes} tokens needs at least as many features"
         invalid("data.features", settings.length, reason, "use data.features >= data.classes")
     owner = np.repeat(np.arange(settings.clients), sizes)
     truths = [shared or draw_truth(settings, rng) for rng in rngs]
@@ -146,7 +145,7 @@ def _client_rngs(settings: Data, streams: Streams) -> list[np.random.Generator]:
 
 def _check_total(settings: Data, examples: int) -> None:
     if examples * settings.length > MOST_VALUES:
-        reason = f"{examples:,} examples of {settings.length} features are more than fit in memory here"
+        reason = f"{examples:,} examples of {settings.length} features do not fit in memory"
         invalid(
             "data.clients", settings.clients, reason, "use fewer clients, features, size_min or a smaller size_sigma"
         )

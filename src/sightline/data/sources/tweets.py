@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.federation import Kind
+from sightline.data.federation import TEXTS, Kind, Option, Request, Source, Table
 from sightline.data.formats import raise_broken, read_csv
-from sightline.data.source import TEXTS, Option, Request, Source, Table
 from sightline.errors import invalid
 
 PADDING = 0
@@ -60,7 +59,7 @@ LARGEST = 2**62
 OPTIONS = {
     "tokens": Option(default=25, lowest=1, highest=1000),
     "vocabulary": Option(default=5000, lowest=2, highest=10_000_000),
-    "users": Option(default="one", words=("one", "grouped")),
+    "users": Option(default="one", choices=("one", "grouped")),
 }
 
 
@@ -89,7 +88,7 @@ def table_of(request: Request, texts: list[str], y: NDArray[np.int64], owner: ND
     """Return texts as hashed tokens."""
     tokens, vocabulary = int(request.options["tokens"]), int(request.options["vocabulary"])
     if len(texts) * tokens > 2**29:
-        invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit", "use 25")
+        invalid("data.options.tokens", tokens, f"{len(texts):,} texts of that length do not fit in memory", "use 25")
     x = encode_texts(texts, tokens=tokens, vocabulary=vocabulary)
     how = f"the first {tokens} words, hashed into {vocabulary:,} numbers (no vocabulary is learned)"
     return Table(

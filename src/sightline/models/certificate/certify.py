@@ -1,7 +1,7 @@
 """Export a module in training and evaluation mode, prove its graphs keep examples apart, and compare them with it.
 
-The proof is about the graph, and the graph is what runs. Whether it computes what the module computes is checked on
-made-up inputs: a matter of getting the intended model, not of privacy.
+The proof is about the graph, and the graph is what runs. Made-up inputs check that it computes what the module computes
+(a difference would change the model, not the guarantee).
 """
 
 import copy
@@ -36,7 +36,7 @@ LOCK = threading.RLock()
 """torch.export is not thread-safe."""
 
 FOUND: "WeakKeyDictionary[FlatModel, Certificate | Objection]" = WeakKeyDictionary()
-SLOWER = "it runs one example at a time otherwise"
+SLOWER = "otherwise it runs one example at a time"
 
 
 def certificate_of(model: FlatModel) -> Certificate | Objection:
@@ -64,7 +64,7 @@ def certify_module(module: nn.Module, inputs: Tensor) -> Certificate | Objection
     # Rules are statements about ATen operations of a given version. With another version nothing is certified, and
     # modules run one example at a time.
     if torch.__version__.rpartition(".")[0] not in VERSIONS:
-        reason = f"the rules were read for torch {', '.join(VERSIONS)}, and this is {torch.__version__}"
+        reason = f"the rules were checked for torch {', '.join(VERSIONS)}, but this is {torch.__version__}"
         return Objection("torch", "", reason, f"install one of them; {SLOWER}")
     with LOCK, quiet_export():
         try:
@@ -134,7 +134,7 @@ def placeholder_names(module: nn.Module, exported: "ExportedProgram") -> dict[st
     """Return what each placeholder except the input gets: a parameter or buffer by its one name, or a constant."""
     signature = exported.graph_signature
     if signature.inputs_to_lifted_custom_objs:
-        raise_at(None, "forward uses objects that are no tensors", "use tensors")
+        raise_at(None, "forward uses objects that are not tensors", "use tensors")
     parameters = one_names(dict(module.named_parameters(remove_duplicate=False)))
     buffers = one_names(dict(module.named_buffers(remove_duplicate=False)))
     result: dict[str, Any] = {"parameters": {}, "buffers": {}, "constants": {}}
@@ -162,10 +162,10 @@ def one_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def plain_constant(value: Any, module: nn.Module) -> Tensor:
     """Return a tensor made by the code; raise if it is a weight that is not registered, which would go stale."""
     if not isinstance(value, Tensor):
-        raise_at(None, "forward uses objects that are no tensors", "use tensors")
+        raise_at(None, "forward uses objects that are not tensors", "use tensors")
     own = {tensor.untyped_storage().data_ptr() for tensor in chain(module.parameters(), module.buffers())}
     if value.requires_grad or value.untyped_storage().data_ptr() in own - {0}:
-        raise_at(None, "forward uses a weight that is not registered", "use it as the parameter or buffer that it is")
+        raise_at(None, "forward uses a weight that is not registered", "register it as a parameter or buffer")
     return value.detach()
 
 
@@ -176,12 +176,12 @@ INSTALLED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose lines are not the user's own code."""
 
 
-def objection_at(found: Located) -> Objection:
+def objection_at(located: Located) -> Objection:
     """Return the objection at a node, with the user's line that created it."""
-    node = found.node
+    node = located.node
     name = "the result" if node is not None and node.op == "output" else operation_name(node) if node else "forward"
     source = "" if node is None else source_line(str(node.meta.get("stack_trace") or "")) or layer_name(node)
-    return Objection(found.operation or name, source, found.reason, found.way_out or f"write it otherwise; {SLOWER}")
+    return Objection(located.operation or name, source, located.reason, located.way_out or f"rewrite it; {SLOWER}")
 
 
 def source_line(trace: str) -> str:
@@ -205,16 +205,16 @@ def layer_name(node: fx.Node) -> str:
 
 def objection_from(error: Exception) -> Objection:
     """Return the objection for an error of torch.export or of the module itself."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    if "specialized" in words or "Constraints violated" in words:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if "specialized" in text or "Constraints violated" in text:
         reason, way_out = (
             "its code depends on the batch size",
-            "compute with x.shape[0] as it is given, without branches",
+            "use x.shape[0] only in computations, without branches",
         )
-    elif "data-dependent" in words or "DataDependent" in words:
+    elif "data-dependent" in text or "DataDependent" in text:
         reason, way_out = "its code branches on values of the data", "use torch.where"
     else:
-        reason, way_out = f"torch.export cannot follow it ({words[:160]})", "write it with tensors alone"
+        reason, way_out = f"torch.export cannot follow it ({text[:160]})", "write it with tensor operations only"
     return Objection("export", error_line(error), reason, f"{way_out}; {SLOWER}")
 
 
@@ -241,8 +241,10 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
             expected, got = outcome(own, own, rows), outcome(own, partial(graph.run, tensors), rows)
             if not all(close_enough(*pair) for pair in zip(got, expected, strict=True)):
                 mode = "training" if training else "evaluation"
-                reason = f"the exported graph gives other results or gradients than the module on {len(rows)} in {mode}"
-                way_out = "let forward be a function of its input, without caches, modes or gradients of its own"
+                reason = (
+                    f"the exported graph differs from the module in results or gradients ({len(rows)} rows, {mode})"
+                )
+                way_out = "make forward a function of its input, without caches, mode changes or custom gradients"
                 raise_at(None, reason, f"{way_out}; {SLOWER}")
         with torch.no_grad():
             for _, parameter in trained_parameters(own):
@@ -250,7 +252,7 @@ def check_fidelity(module: nn.Module, certificate: Certificate, inputs: Tensor) 
                 # start only.
                 parameter.data.mul_(1.25)
     if other_draws() != drawn:
-        reason = "forward draws from Python's or numpy's generator, which a graph does not"
+        reason = "forward draws from Python's or numpy's generator, which a graph cannot reproduce"
         raise_at(None, reason, f"draw from torch's generator; {SLOWER}")
 
 
@@ -265,8 +267,8 @@ def outcome(module: nn.Module, function: Any, rows: Tensor) -> list[Tensor]:
     result: Tensor = function(rows.clone())
     weights = torch.linspace(-1.0, 1.5, result.numel()).view(result.shape)
     parameters = [parameter for _, parameter in trained_parameters(module)]
-    found = torch.autograd.grad((result * weights).sum(), parameters, allow_unused=True) if parameters else ()
-    return [result.detach(), *(torch.zeros(()) if one is None else one.to_dense() for one in found)]
+    gradients = torch.autograd.grad((result * weights).sum(), parameters, allow_unused=True) if parameters else ()
+    return [result.detach(), *(torch.zeros(()) if part is None else part.to_dense() for part in gradients)]
 
 
 def close_enough(got: Tensor, expected: Tensor) -> bool:

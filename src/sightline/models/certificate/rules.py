@@ -108,14 +108,11 @@ class CertifiedGraph:
 class Certificate(CertifiedGraph):
     """The proof for a module in training mode; `evaluation` is its graph without dropout, proven as well.
 
-    Only the graph may run: a proof about it says nothing about the module's Python code.
+    Only the graphs may run: a proof about them says nothing about the module's Python code. Dropout of the training
+    graph draws from torch's generator.
     """
 
     evaluation: CertifiedGraph
-
-    def run_graph(self, tensors: Mapping[str, Tensor], x: Tensor, *, training: bool) -> Tensor:
-        """Return the output of the training graph (dropout draws from torch's generator) or of the evaluation graph."""
-        return (self if training else self.evaluation).run(tensors, x)
 
 
 VERSIONS = ("2.13",)
@@ -140,12 +137,12 @@ class Call:
         """Return the batch axis of a tensor argument; None if it is batch-free or absent."""
         result = self.tags[argument] if isinstance(argument, fx.Node) else None
         if result is not None and not isinstance(result, BatchAxis):
-            object_to("the positions of examples in the batch are computed with", "let them only index the batch")
+            object_to("computes with the positions of examples in the batch", "use them only to index the batch")
         return result
 
     def axis_of(self, argument: Any) -> BatchAxis:
         """Return the batch axis of an argument that must hold the batch."""
-        return self.tag(argument) or object_to("a fixed tensor stands where one of the batch is wanted")
+        return self.tag(argument) or object_to("a fixed tensor is used where a tensor with the batch is expected")
 
     def shape(self, argument: fx.Node) -> tuple[Any, ...]:
         """Return the sizes of a tensor argument; the batch size is symbolic."""
@@ -164,7 +161,7 @@ class Call:
 
     def tensors(self) -> list[fx.Node]:
         """Return all tensor arguments, including those in lists."""
-        return [one for value in self.arguments.values() for one in tensor_nodes(value)]
+        return [node for value in self.arguments.values() for node in tensor_nodes(value)]
 
     def dim(self, argument: str, rank: int) -> int:
         """Return a dimension argument, counted from the front."""
@@ -176,7 +173,7 @@ class Call:
         listed = list(value) if isinstance(value, list | tuple) else [value]
         if value is None or not listed:
             object_to("reduces all axes, the batch among them", "name the axes of one example, e.g. dim=-1")
-        return [front_dim(one, rank) for one in listed]
+        return [front_dim(dim, rank) for dim in listed]
 
     def has_batch(self, size: Any) -> bool:
         """Return whether a size is computed from the batch size."""
@@ -191,15 +188,15 @@ class Call:
 def front_dim(value: Any, rank: int) -> int:
     """Return a dimension counted from the front; raise for anything that is not one."""
     if not isinstance(value, int) or isinstance(value, bool) or not -max(rank, 1) <= value < max(rank, 1):
-        object_to(f"{value!r} is no dimension of a tensor with {rank}")
+        object_to(f"{value!r} is not a dimension of a tensor with {rank}")
     return value % max(rank, 1)
 
 
 def tensor_nodes(value: Any) -> Iterator[fx.Node]:
     """Yield the nodes that stand for tensors in an argument, including lists."""
-    for one in argument_nodes(value):
-        if isinstance(one.meta.get("val"), Tensor | tuple | list):
-            yield one
+    for node in argument_nodes(value):
+        if isinstance(node.meta.get("val"), Tensor | tuple | list):
+            yield node
 
 
 def argument_nodes(value: Any) -> Iterator[fx.Node]:
@@ -308,16 +305,20 @@ def broadcast_tag(call: Call) -> Tags:
 
 def broadcast_axis(call: Call, operands: Sequence[fx.Node], rank: int) -> BatchAxis:
     """Return the batch axis when these operands are broadcast to `rank` dimensions."""
-    axes = {tag.moved_to(tag.dim + rank - call.rank(one)) for one in operands if (tag := call.tag(one)) is not None}
+    axes = {
+        tag.moved_to(tag.dim + rank - call.rank(operand))
+        for operand in operands
+        if (tag := call.tag(operand)) is not None
+    }
     if len(axes) != 1:
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
     axis = axes.pop()
-    for one in operands:
-        dim = axis.dim - (rank - call.rank(one))
+    for operand in operands:
+        dim = axis.dim - (rank - call.rank(operand))
         # A fixed tensor along the batch would give every position its own value: swapping two examples would change
         # results.
-        if call.tag(one) is None and dim >= 0 and call.shape(one)[dim] != 1:
-            object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+        if call.tag(operand) is None and dim >= 0 and call.shape(operand)[dim] != 1:
+            object_to("lays a fixed tensor along the batch, so a result depends on its position in the batch")
     return axis
 
 
@@ -357,7 +358,7 @@ def one_hot_tag(call: Call) -> Tags:
     """Return the tag of one-hot encoding with a given number of classes."""
     # Without it, the largest label of the batch would set the width for every example.
     if not isinstance(call["num_classes"], int) or call["num_classes"] <= 0:
-        object_to("has as many classes as the largest label of the batch", "give num_classes")
+        object_to("takes its number of classes from the largest label of the batch", "give num_classes")
     return call.axis_of(call["self"])
 
 
@@ -406,7 +407,7 @@ def flip_tag(call: Call) -> Tags:
     """Return the tag of an operation that moves positions along axes of one example."""
     tag = call.axis_of(call["self"])
     if tag.dim in call.dims("dims", call.rank(call["self"])):
-        object_to("moves examples to other places of the batch", OWN_AXES)
+        object_to("moves examples to other positions of the batch", OWN_AXES)
     return tag
 
 
@@ -426,7 +427,7 @@ def triangle_tag(call: Call) -> Tags:
     """Return the tag of an operation that keeps or drops numbers by position on the last two axes."""
     tag = call.axis_of(call["self"])
     if tag.dim >= call.rank(call["self"]) - 2:
-        object_to("depends on the place in the batch", OWN_AXES)
+        object_to("depends on the position in the batch", OWN_AXES)
     return tag
 
 

@@ -38,15 +38,15 @@ def product_tag(call: Call, left: fx.Node, right: fx.Node) -> BatchAxis:
         object_to("sums over the batch", "multiply each example by weights, not by the other examples")
     if min(left_rank, right_rank) < 2:
         return vector_product_tag(call, first, second, right_rank)
-    one = None if first is None else first.moved_to(first.dim + rank - left_rank)
+    left_axis = None if first is None else first.moved_to(first.dim + rank - left_rank)
     two = None if second is None else second.moved_to(second.dim + rank - right_rank)
-    axis = one or two or object_to("multiplies fixed tensors")
-    if one is not None and two is not None and (one != two or axis.dim >= rank - 2):
+    axis = left_axis or two or object_to("multiplies fixed tensors")
+    if left_axis is not None and two is not None and (left_axis != two or axis.dim >= rank - 2):
         object_to("multiplies examples with other examples", "use a batched product, as in attention")
     for node, tag in ((left, first), (right, second)):
         dim = axis.dim - (rank - call.rank(node))
         if tag is None and axis.dim < rank - 2 and dim >= 0 and call.shape(node)[dim] != 1:
-            object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+            object_to("lays a fixed tensor along the batch, so a result depends on its position in the batch")
     return axis
 
 
@@ -77,7 +77,7 @@ def added_tag(call: Call, axis: BatchAxis) -> BatchAxis:
     dim = axis.dim - (call.output.dim() - call.rank(added))
     tag = call.tag(added)
     if tag is None and dim >= 0 and call.shape(added)[dim] != 1:
-        object_to("lays a fixed tensor along the batch, so that a result depends on the place in it")
+        object_to("lays a fixed tensor along the batch, so a result depends on its position in the batch")
     if tag is not None and tag != axis.moved_to(dim):
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
     return axis
@@ -107,18 +107,18 @@ def einsum_tag(call: Call) -> Tags:
     """Return the tag of einsum: one batch letter, in every operand with the batch, in no fixed one, in the result."""
     equation = str(call["equation"]).replace(" ", "")
     left, arrow, right = equation.partition("->")
-    words, operands = left.split(","), call["tensors"]
-    if not arrow or "." in equation or list(map(len, words)) != [call.rank(one) for one in operands]:
+    terms, operands = left.split(","), call["tensors"]
+    if not arrow or "." in equation or list(map(len, terms)) != [call.rank(operand) for operand in operands]:
         object_to("leaves axes without a letter", 'name every axis and the result, as in "btd,bsd->bts"')
-    tags = [call.tag(one) for one in operands]
-    letters = {word[tag.dim] for word, tag in zip(words, tags, strict=True) if tag is not None}
+    tags = [call.tag(operand) for operand in operands]
+    letters = {term[tag.dim] for term, tag in zip(terms, tags, strict=True) if tag is not None}
     inside = {(tag.before, tag.after) for tag in tags if tag is not None}
     if len(letters) != 1 or len(inside) != 1:
         object_to("lets examples meet: the batch has several letters", "give the batch one letter")
     letter = letters.pop()
     if right.count(letter) != 1:
         object_to("sums over the batch", "keep the letter of the batch in the result")
-    if any(word.count(letter) != (tag is not None) for word, tag in zip(words, tags, strict=True)):
+    if any(term.count(letter) != (tag is not None) for term, tag in zip(terms, tags, strict=True)):
         object_to("lays a fixed tensor along the batch, or pairs examples with positions")
     return BatchAxis(right.index(letter), *inside.pop())
 
@@ -136,7 +136,7 @@ def convolution_tag(call: Call) -> Tags:
     tag = call.axis_of(call["input"])
     # An input without a batch axis is legal in torch: then the examples would be taken for channels and mixed.
     if tag.dim != 0 or call.rank(call["input"]) != call.rank(call["weight"]):
-        object_to("takes the batch for channels or places", "give it (batch, channels, ...)")
+        object_to("uses the batch as channels or positions", "give it (batch, channels, ...)")
     return tag
 
 
@@ -188,7 +188,7 @@ def patches_tag(call: Call) -> Tags:
     """Return the tag of patches of (batch, channels, height, width); three axes would be one example."""
     tag = call.axis_of(call["self"])
     if tag.dim != 0 or call.rank(call["self"]) != 4:
-        object_to("takes the batch for channels", "give it (batch, channels, height, width)")
+        object_to("uses the batch as channels", "give it (batch, channels, height, width)")
     return tag
 
 
@@ -274,9 +274,9 @@ def refuse_batch_norm(call: Call) -> Tags:
 def attention_tag(call: Call) -> Tags:
     """Return the tag of attention within one batch, which is not on the last two axes; a mask is fixed or its own."""
     operands = [call["query"], call["key"], call["value"]]
-    rank, tags = call.rank(operands[0]), {call.axis_of(one) for one in operands}
+    rank, tags = call.rank(operands[0]), {call.axis_of(operand) for operand in operands}
     tag = tags.pop()
-    if tags or {call.rank(one) for one in operands} != {rank}:
+    if tags or {call.rank(operand) for operand in operands} != {rank}:
         object_to("lets examples meet: the batch sits on different axes of its operands", "align the batch axes")
     if tag.dim >= rank - 2 or (call["enable_gqa"] and tag.dim == rank - 3):
         object_to("attends over the batch", "set batch_first=True, or keep the batch before heads and positions")
@@ -296,10 +296,10 @@ def recurrence_tag(call: Call) -> Tags:
     tag = call.axis_of(call["input"])
     hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
     if tag.dim != (0 if call["batch_first"] is True else 1) or call.rank(call["input"]) != 3:
-        object_to("takes the batch for time", "set batch_first=True")
+        object_to("uses the batch as time", "set batch_first=True")
     state = tag.moved_to(1)
-    if any(call.axis_of(one) != state or call.rank(one) != 3 for one in hidden):
-        object_to("starts from hidden states of other examples", "leave the hidden state out, or expand it")
+    if any(call.axis_of(start) != state or call.rank(start) != 3 for start in hidden):
+        object_to("starts from hidden states of other examples", "omit the hidden state, or expand it")
     return (tag, *(state for _ in hidden))
 
 
@@ -308,6 +308,6 @@ def cell_tag(call: Call) -> Tags:
     """Return the tag of one recurrence step: (batch, features) and hidden states of the same batch."""
     tag = call.axis_of(call["input"])
     hidden = [call["hx"]] if isinstance(call["hx"], fx.Node) else list(call["hx"])
-    if tag.dim != 0 or call.rank(call["input"]) != 2 or any(call.axis_of(one) != tag for one in hidden):
-        object_to("starts from hidden states of other examples", "leave the hidden state out, or expand it")
+    if tag.dim != 0 or call.rank(call["input"]) != 2 or any(call.axis_of(state) != tag for state in hidden):
+        object_to("starts from hidden states of other examples", "omit the hidden state, or expand it")
     return tag

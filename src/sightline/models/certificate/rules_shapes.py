@@ -129,7 +129,7 @@ def expand_tag(call: Call) -> Tags:
 def new_axis(call: Call) -> BatchAxis | None:
     """Return the batch axis of a tensor that is the same, or drawn independently, for every example."""
     dim = symbolic_dim(call)
-    if dim is None and not any(isinstance(call.tags[one], BatchSize) for one in argument_nodes(call["size"])):
+    if dim is None and not any(isinstance(call.tags[node], BatchSize) for node in argument_nodes(call["size"])):
         return None
     if dim is None or not call.is_batch(call.output.shape[dim]):
         object_to("makes an axis of a multiple of the batch size", "make an axis of the batch size")
@@ -147,7 +147,7 @@ def repeat_tag(call: Call) -> Tags:
             object_to("repeats a fixed tensor by a multiple of the batch size", "repeat it batch times")
         return BatchAxis(dim, 1, shape[dim - lead] if dim >= lead else 1)
     times = repeats[tag.dim + lead]
-    if any(isinstance(one, fx.Node) for one in repeats) or not isinstance(times, int) or times < 1:
+    if any(isinstance(count, fx.Node) for count in repeats) or not isinstance(times, int) or times < 1:
         object_to("repeats examples by the batch size", OWN_AXES)
     return BatchAxis(tag.dim + lead, tag.before * times, tag.after)
 
@@ -189,11 +189,11 @@ def slice_tag(call: Call) -> Tags:
     """Return the tag of a range of an example's axis, or of the whole batch."""
     result, dim = call.tags[call["self"]], call.dim("dim", call.rank(call["self"]))
     if result is None:
-        object_to("takes as much of a fixed tensor as the batch is large")
+        object_to("slices a fixed tensor by the batch size")
     if not isinstance(result, BatchAxis | BatchPositions):
         object_to("takes a part of several values")
     if dim != result.dim and isinstance(call["end"], fx.Node):
-        object_to("takes as much of an example as the batch is large")
+        object_to("slices an example by the batch size")
     if (dim == result.dim or isinstance(result, BatchPositions)) and not takes_all(call, "self", dim):
         object_to("takes some of the batch", OWN_AXES)
     return result
@@ -204,11 +204,11 @@ def slice_scatter_tag(call: Call) -> Tags:
     """Return the tag after a range of an example's axis, or the whole batch, is overwritten."""
     tag, dim = call.axis_of(call["self"]), call.dim("dim", call.rank(call["self"]))
     if call.axis_of(call["src"]) != tag:
-        object_to("writes values of other places of the batch")
+        object_to("writes values of other positions of the batch")
     if dim == tag.dim and not takes_all(call, "self", dim):
         object_to("writes over some of the batch", OWN_AXES)
     if dim != tag.dim and isinstance(call["end"], fx.Node):
-        object_to("writes as much of an example as the batch is large")
+        object_to("writes a slice of an example by the batch size")
     return tag
 
 
@@ -217,7 +217,7 @@ def select_scatter_tag(call: Call) -> Tags:
     """Return the tag after one entry of an example's axis is overwritten."""
     tag, dim = call.axis_of(call["self"]), call.dim("dim", call.rank(call["self"]))
     if dim == tag.dim or call.axis_of(call["src"]) != tag.moved_to(tag.dim - (dim < tag.dim)):
-        object_to("writes over one example, or values of other places of the batch", OWN_AXES)
+        object_to("writes over one example, or values of other positions of the batch", OWN_AXES)
     return tag
 
 
@@ -249,7 +249,7 @@ def unfold_tag(call: Call) -> Tags:
 @add_rule("cat.default", rows="tensors")
 def cat_tag(call: Call) -> Tags:
     """Return the tag of values joined along an example's axis, none of them fixed."""
-    tags = {call.axis_of(one) for one in call["tensors"]}
+    tags = {call.axis_of(tensor) for tensor in call["tensors"]}
     tag = tags.pop()
     if tags:
         object_to("joins tensors whose batch sits on different axes", "align the batch axes")
@@ -261,7 +261,7 @@ def cat_tag(call: Call) -> Tags:
 @add_rule("stack.default", rows="tensors")
 def stack_tag(call: Call) -> Tags:
     """Return the tag of values joined along a new axis."""
-    tags = {call.axis_of(one) for one in call["tensors"]}
+    tags = {call.axis_of(tensor) for tensor in call["tensors"]}
     tag = tags.pop()
     if tags:
         object_to("joins tensors whose batch sits on different axes", "align the batch axes")
@@ -273,8 +273,8 @@ def stack_tag(call: Call) -> Tags:
 def diff_tag(call: Call) -> Tags:
     """Return the tag of differences along an example's axis."""
     tag = call.axis_of(call["self"])
-    others = [one for one in (call["prepend"], call["append"]) if one is not None]
-    if call.dim("dim", call.rank(call["self"])) == tag.dim or any(call.axis_of(one) != tag for one in others):
+    others = [operand for operand in (call["prepend"], call["append"]) if operand is not None]
+    if call.dim("dim", call.rank(call["self"])) == tag.dim or any(call.axis_of(other) != tag for other in others):
         object_to("takes differences of examples", OWN_AXES)
     return tag
 
@@ -301,7 +301,7 @@ def positions_tag(call: Call) -> Tags:
     start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
     counts = isinstance(start, int) and start == 0 and isinstance(step, int) and step == 1
     if not counts or not call.is_batch(call["end"]) or not call.is_batch(call.output.shape[0]):
-        object_to("counts with the batch size", "count up to a number of the model's own")
+        object_to("counts with the batch size", "count up to a constant of the model")
     return BatchPositions(0)
 
 
@@ -313,20 +313,22 @@ ROWS_BY_BATCH = "looks up examples by values of the batch"
 @add_rule("index.Tensor", rows="self indices", positions="indices")
 def index_tag(call: Call) -> Tags:
     """Return the tag of a table lookup, of entries of each example, or of each example at its own positions."""
-    used = [(dim, one) for dim, one in enumerate(call["indices"]) if one is not None]
+    used = [(dim, index) for dim, index in enumerate(call["indices"]) if index is not None]
     # A mask selects a data-dependent number of values: the shape of the result would depend on all examples.
-    if any(one.meta["val"].dtype not in (torch.int64, torch.int32) for _, one in used):
-        object_to("a mask selects as many values as the data say", "use torch.where or multiply by the mask")
+    if any(index.meta["val"].dtype not in (torch.int64, torch.int32) for _, index in used):
+        object_to(
+            "a mask selects a number of values that depends on the data", "use torch.where or multiply by the mask"
+        )
     dims = [dim for dim, _ in used]
     if not dims or dims != list(range(dims[0], dims[0] + len(dims))):
-        object_to("looks up axes that do not lie side by side", "index neighbouring axes")
-    nodes = [one for _, one in used]
+        object_to("looks up axes that are not adjacent", "index neighbouring axes")
+    nodes = [index for _, index in used]
     result = call.tag(call["self"])
     if result is None:
         return table_tag(call, dims, nodes)
     if isinstance(call.tags[nodes[0]], BatchPositions):
-        return own_place_tag(call, result, dims, nodes)
-    if any(call.tags[one] is not None for one in nodes) or result.dim in dims:
+        return own_positions_tag(call, result, dims, nodes)
+    if any(call.tags[node] is not None for node in nodes) or result.dim in dims:
         object_to(ROWS_BY_BATCH, "use gather, or index the batch by torch.arange(len(x))")
     rank = max(map(call.rank, nodes))
     return result.moved_to(result.dim + (rank - len(dims)) * (dims[0] < result.dim))
@@ -334,23 +336,23 @@ def index_tag(call: Call) -> Tags:
 
 def table_tag(call: Call, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
     """Return the tag of a fixed table at positions that come from the examples."""
-    if any(isinstance(call.tags[one], BatchPositions) for one in nodes):
-        object_to("looks up a fixed tensor by the place in the batch")
+    if any(isinstance(call.tags[node], BatchPositions) for node in nodes):
+        object_to("looks up a fixed tensor by the position in the batch")
     tag = broadcast_axis(call, nodes, max(map(call.rank, nodes)))
     return tag.moved_to(tag.dim + dims[0])
 
 
-def own_place_tag(call: Call, found: BatchAxis, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
-    """Return the tag of x[arange(batch), places]: each example at its own positions."""
+def own_positions_tag(call: Call, indices: BatchAxis, dims: list[int], nodes: list[fx.Node]) -> BatchAxis:
+    """Return the tag of x[arange(batch), positions]: each example at its own positions."""
     first, others = nodes[0], nodes[1:]
     positions, rank = call.tags[first], max(map(call.rank, nodes))
-    if found != BatchAxis(0) or dims[0] != 0 or not isinstance(positions, BatchPositions):
+    if indices != BatchAxis(0) or dims[0] != 0 or not isinstance(positions, BatchPositions):
         object_to(ROWS_BY_BATCH, "let the batch be the first axis")
     dim = positions.dim + rank - call.rank(first)
-    for one in others:
-        index = dim - (rank - call.rank(one))
-        tag = call.tags[one]
-        fixed = tag is None and (index < 0 or call.shape(one)[index] == 1)
+    for other in others:
+        index = dim - (rank - call.rank(other))
+        tag = call.tags[other]
+        fixed = tag is None and (index < 0 or call.shape(other)[index] == 1)
         if not fixed and tag != BatchAxis(index):
             object_to(ROWS_BY_BATCH, "align the batch axes of the indices")
     return BatchAxis(dim)
@@ -373,7 +375,7 @@ def index_select_tag(call: Call) -> Tags:
 def gather_tag(call: Call) -> Tags:
     """Return the tag of gather and scatter along another axis, with the batch aligned in all operands."""
     operands = [call[name] for name in ("self", "index", "src") if name in call.arguments]
-    tags = {call.axis_of(one) for one in operands}
+    tags = {call.axis_of(operand) for operand in operands}
     tag = tags.pop()
     if tags or call.dim("dim", call.rank(call["self"])) == tag.dim:
         object_to("moves entries between examples", "expand its operands to the same batch axis")

@@ -53,8 +53,8 @@ def refuse_regions(graph: fx.Graph) -> None:
             # The body of a region; its call is the node to name.
             continue
         if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
-            word = getattr(node.target, "__name__", str(node.target))
-            raise_at(node, FEATURE_WORDS.get(word, "a region of its own in the graph"), WITHOUT_REGIONS)
+            target_name = getattr(node.target, "__name__", str(node.target))
+            raise_at(node, FEATURE_WORDS.get(target_name, "a separate region in the graph"), WITHOUT_REGIONS)
 
 
 class Located(Exception):
@@ -77,12 +77,12 @@ def batch_symbol(exported: "ExportedProgram") -> Any:
         raise_at(None, "forward takes more than one tensor", "let forward take one batch")
     first, *others = inputs[0].meta["val"].shape
     symbols = first.node.expr.free_symbols if isinstance(first, torch.SymInt) else set()
-    if len(symbols) != 1 or not first.node.expr.is_Symbol or any(isinstance(one, torch.SymInt) for one in others):
-        raise_at(None, "its code fixes the batch size", "compute with x.shape[0] as it is given")
+    if len(symbols) != 1 or not first.node.expr.is_Symbol or any(isinstance(size, torch.SymInt) for size in others):
+        raise_at(None, "its code fixes the batch size", "compute with x.shape[0]")
     # A graph valid for some sizes only would need a proof, and a fallback, for the others.
     for limits in exported.range_constraints.values():
         if not (limits.lower <= 2 and limits.upper > 1 << 40):
-            raise_at(None, f"its code wants a batch size in {limits}", "let forward take any batch size")
+            raise_at(None, f"its code allows only batch sizes in {limits}", "let forward accept any batch size")
     return symbols.pop()
 
 
@@ -140,9 +140,9 @@ def refuse_effects(exported: "ExportedProgram") -> None:
 def check_output(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> None:
     """Raise unless the result is (batch, ...)."""
     (result,) = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-    found = tags[result] if isinstance(result, fx.Node) else None
-    if found != BatchAxis(0):
-        where = "several values" if isinstance(found, tuple) else names_of(found)
+    tag = tags[result] if isinstance(result, fx.Node) else None
+    if tag != BatchAxis(0):
+        where = "several values" if isinstance(tag, tuple) else names_of(tag)
         object_to(f"the result does not have one row for each example ({where})", "return (batch, ...)")
 
 
@@ -160,7 +160,7 @@ def tag_node(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Tags:
     rule = RULES.get(call.name)
     # An allow list: an unknown operation is refused, also on batch-free values.
     if node.target._schema.is_mutable or (rule is None and call.name not in FREE_ONLY):  # type: ignore[union-attr]
-        object_to("has no rule: it is not known whether it keeps examples apart", "use operations of the white list")
+        object_to("has no rule: it is not known whether it keeps examples apart", "use supported operations")
     touched = touches_batch(call, rule)
     if call.name in UNWRITTEN:
         refuse_unwritten(node)
@@ -185,7 +185,7 @@ def operation_name(node: fx.Node) -> str:
 def bind_call(node: fx.Node, tags: Mapping[fx.Node, Tags], size: Any) -> Call:
     """Return the arguments of an operation by name, defaults included."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        object_to("is no operation of torch's", "use operations of the white list")
+        object_to("is not an operation of torch", "use supported operations")
     arguments: dict[str, Any] = {}
     for index, argument in enumerate(node.target._schema.arguments):
         if index < len(node.args):
@@ -205,7 +205,7 @@ def touches_batch(call: Call, rule: Rule | None) -> bool:
         if rule is not None and name in rule.never and value != rule.never[name]:
             object_to(f"{name}={value}: its backward pass mixes examples or has no rows", f"{name}={rule.never[name]}")
         if name == "generator" and value is not None:
-            object_to("draws from a generator of its own", "draw from torch's generator")
+            object_to("draws from its own generator", "draw from torch's generator")
         for node in argument_nodes(value):
             touched |= expects_tag(call.tags[node], name, rule)
     return touched
@@ -221,7 +221,7 @@ def expects_tag(tag: Tags, name: str, rule: Rule | None) -> bool:
                 object_to("computes with the batch size", "use the batch size in shapes only")
         case BatchPositions():
             if rule is None or name not in rule.positions:
-                object_to("computes with the positions of examples in the batch", "let them only index the batch")
+                object_to("computes with the positions of examples in the batch", "use them only to index the batch")
         case BatchAxis():
             if rule is None:
                 object_to("works across the batch or has no rule for it", "name the axes of one example, e.g. dim=-1")
@@ -236,10 +236,10 @@ def pick_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
     """Return the tag of one of several results."""
     source, index = node.args
     if not isinstance(source, fx.Node) or not isinstance(index, int):
-        object_to("picks by something that is no number")
+        object_to("picks by something that is not a number")
     result = tags[source]
     if not isinstance(source.meta.get("val"), tuple | list):
-        object_to("picks from a value that is not several")
+        object_to("picks from a single value")
     return result[index] if isinstance(result, tuple) else result
 
 
@@ -247,55 +247,56 @@ def size_tag(node: fx.Node, tags: Mapping[fx.Node, Tags]) -> Tag:
     """Return the tag of a Python number: a size or arithmetic of sizes; any other would be read from data."""
     value = node.meta.get("val")
     if not isinstance(value, int | torch.SymInt) or isinstance(value, bool | torch.SymBool):
-        object_to("reads a value into Python or computes with the batch size", "stay with tensors")
+        object_to("reads a value into Python or computes with the batch size", "compute with tensors only")
     if node.target is torch.ops.aten.sym_size.int:
         return BatchSize() if isinstance(value, torch.SymInt) else None
     if node.target not in ARITHMETIC or any(True for _ in tensor_nodes((node.args, node.kwargs))):
-        object_to("reads a value into Python", "stay with tensors")
-    return BatchSize() if any(tags[one] is not None for one in argument_nodes((node.args, node.kwargs))) else None
+        object_to("reads a value into Python", "compute with tensors only")
+    sources = argument_nodes((node.args, node.kwargs))
+    return BatchSize() if any(tags[source] is not None for source in sources) else None
 
 
 def refuse_unwritten(node: fx.Node) -> None:
     """Raise if memory is read before it is written."""
     for user in node.users:
         fills = isinstance(user.target, torch._ops.OpOverload) and operation_name(user) in FILLING
-        if not fills or user.args[0] is not node or sum(one is node for one in user.all_input_nodes) != 1:
+        if not fills or user.args[0] is not node or sum(source is node for source in user.all_input_nodes) != 1:
             object_to("reads memory that was not written, which may hold other examples", "use torch.zeros")
-        if any(one is node for one in argument_nodes((user.args[1:], user.kwargs))):
+        if any(argument is node for argument in argument_nodes((user.args[1:], user.kwargs))):
             object_to("reads memory that was not written, which may hold other examples", "use torch.zeros")
 
 
-def check_shapes(node: fx.Node, found: Tags, size: Any) -> None:
+def check_shapes(node: fx.Node, result: Tags, size: Any) -> None:
     """Raise if a tag contradicts torch's symbolic shapes: the batch on one axis, (before, batch, after) long."""
     # A second, independent check: a rule with a wrong axis is caught by the shapes that torch inferred.
     value = node.meta["val"]
     values = list(value) if isinstance(value, tuple | list) else [value]
-    tags = list(found) if isinstance(found, tuple) else [found] * len(values)
+    tags = list(result) if isinstance(result, tuple) else [result] * len(values)
     if len(tags) != len(values):
-        object_to(f"gives {len(values)} values and its rule speaks of {len(tags)}")
-    for one, tag in zip(values, tags, strict=True):
-        if isinstance(one, Tensor):
-            check_shape(one, tag, size)
-        elif one is not None:
-            object_to("gives something that is no tensor")
+        object_to(f"returns {len(values)} values but its rule expects {len(tags)}")
+    for output, tag in zip(values, tags, strict=True):
+        if isinstance(output, Tensor):
+            check_shape(output, tag, size)
+        elif output is not None:
+            object_to("returns something that is not a tensor")
 
 
 def check_shape(value: Tensor, tag: Tag, size: Any) -> None:
     """Raise if a tag contradicts the symbolic shape of one tensor."""
     sizes: list[Any] = list(value.shape)
-    symbolic = {dim: one.node.expr for dim, one in enumerate(sizes) if isinstance(one, torch.SymInt)}
+    symbolic = {dim: length.node.expr for dim, length in enumerate(sizes) if isinstance(length, torch.SymInt)}
     match tag:
         case None:
             expected = {}
         case BatchAxis(dim, before, after):
             expected = {dim: size * before * after}
-            if any(one == 0 for one in value.shape if not isinstance(one, torch.SymInt)) or before < 1 or after < 1:
-                object_to("has no numbers in it", "leave it out")
+            if any(size == 0 for size in value.shape if not isinstance(size, torch.SymInt)) or before < 1 or after < 1:
+                object_to("is empty", "omit it")
         case BatchPositions(dim):
             expected = {dim: size}
-            if any(one != 1 for index, one in enumerate(value.shape) if index != dim):
+            if any(size != 1 for index, size in enumerate(value.shape) if index != dim):
                 object_to("computes with the positions of examples in the batch")
         case _:
-            object_to("gives a tensor for a number")
+            object_to("returns a tensor instead of a number")
     if symbolic != expected or value.is_sparse or value.is_complex() or value.is_quantized:
         object_to(f"its shape {tuple(map(str, value.shape))} is not what the proof expects ({names_of(tag)})")

@@ -101,8 +101,8 @@ def server_app(file: Path, finish: Callable[[Path], Any]) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
-        words = str(config.get("set", "")).split()
-        finish(serve_experiment(read(file, words), grid, config, say=partial(print, flush=True)))
+        fields = str(config.get("set", "")).split()
+        finish(serve_experiment(read(file, fields), grid, config, say=partial(print, flush=True)))
 
     app = ServerApp()
     app.main()(main)
@@ -133,14 +133,14 @@ def serve_experiment(experiment: Experiment, grid: Grid, config: Mapping[str, An
     )
     directory = directory or engine.new_directory(experiment, out)
 
-    def worker(setting: BuiltExperiment, *streams: Any) -> RemoteClients:
+    def worker(built: BuiltExperiment, *streams: Any) -> RemoteClients:
         if roll is None:
-            return simulated_worker(setting, directory, grid)
-        largest = ANSWER_BYTES + 16 * setting.model.parameters
+            return simulated_worker(built, directory, grid)
+        largest = ANSWER_BYTES + 16 * built.model.parameters
         post = GridTransport(grid, roll, timeout=float(config.get("timeout", 600.0)), largest=largest)
         tell, answered = partial(tell_left_out, directory, say), partial(log_answer, directory)
-        words = {"run": run_id(directory)}
-        return RemoteClients(setting, post, words=words, simulated=False, tell=tell, tell_answer=answered)
+        fields = {"run": run_id(directory)}
+        return RemoteClients(built, post, fields=fields, simulated=False, tell=tell, tell_answer=answered)
 
     engine.run_loop(
         built,
@@ -186,29 +186,29 @@ def simulate_nodes(built: BuiltExperiment, directory: Path, loop: Callable[[Make
         raise outcome[0]
 
 
-def simulated_worker(setting: BuiltExperiment, directory: Path, grid: Grid) -> RemoteClients:
+def simulated_worker(built: BuiltExperiment, directory: Path, grid: Grid) -> RemoteClients:
     """Return an executor whose clients run on the nodes of a simulation, however many there are."""
     nodes = wait_for_nodes(grid, 1, timeout=SIMULATED_TIMEOUT)
-    node_of = {client: nodes[client % len(nodes)] for client in setting.clients}
+    node_of = {client: nodes[client % len(nodes)] for client in built.clients}
     post = GridTransport(grid, lambda: node_of, timeout=SIMULATED_TIMEOUT, simulated=True)
-    return simulated_clients(setting, directory, post)
+    return simulated_clients(built, directory, post)
 
 
 def wait_for_sites(
     roll: NodeOf, clients: int, *, seconds: float, say: Say, label: Callable[[int], str] = client_name
 ) -> None:
     """Return when every site has joined; report the missing ones, and raise after `seconds`."""
-    begun, told, told_at = time.monotonic(), "", -math.inf
+    begun, missing_names, reported_at = time.monotonic(), "", -math.inf
     while missing := sorted(set(range(clients)) - set(roll())):
         waited = time.monotonic() - begun
         names = ", ".join(label(client) for client in missing[:MOST_NAMES])
         names += f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
         if waited > seconds:
             raise SightlineError(f"sites={clients - len(missing)} of {clients}: {names} did not join in {seconds:g} s")
-        if names != told or waited - told_at >= WAITING_SECONDS:
+        if names != missing_names or waited - reported_at >= WAITING_SECONDS:
             joined = f"{clients - len(missing)} of {clients} sites joined"
             say(f"waiting for {names}: {joined} ({waited:.0f} of {seconds:g} s)")
-            told, told_at = names, waited
+            missing_names, reported_at = names, waited
         time.sleep(1.0)
     say(f"all {clients} sites joined")
 

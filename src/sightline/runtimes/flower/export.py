@@ -118,7 +118,7 @@ def export_shards(experiment: Experiment, directory: Path, *, epsilon: float) ->
             policy["allow_large_delta"] = True
         write_secret(folder / POLICY, tomli_w.dumps(policy).encode())
         result.append(folder)
-    sizes = [{"client": n, "key": "", "examples": len(one.train)} for n, one in enumerate(federation.clients)]
+    sizes = [{"client": n, "key": "", "examples": len(client.train)} for n, client in enumerate(federation.clients)]
     write_secret(directory / REGISTER, (REGISTER_HEAD + tomli_w.dumps({"site": sizes})).encode())
     _save(directory / "test.npz", test_x=federation.test.x, test_y=federation.test.y)
     return result
@@ -132,4 +132,4 @@ def _save(path: Path, **arrays: Any) -> None:
 
 def _check_new(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        invalid("DIR", directory, "is there already and not empty", "choose another")
+        invalid("DIR", directory, "exists and is not empty", "choose another")

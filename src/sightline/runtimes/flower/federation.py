@@ -212,7 +212,7 @@ def check_secret(path: Path, user: str | None) -> None:
 
 def _new_folder(folder: Path, users: Sequence[str]) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        invalid("FOLDER", folder, "is there already and not empty", "choose another")
+        invalid("FOLDER", folder, "exists and is not empty", "choose another")
     # With separate users the folder itself must be passable; what is in it is closed to others where it must be.
     make_folder(folder, None, 0o755 if users else 0o700)
 
@@ -346,8 +346,8 @@ def init_server(folder: Path, address: str, listen: str | None, users: Sequence[
 def _listen_address(host: str) -> str:
     ip = _as_ip(host)
     if ip is None and host != "localhost":
-        reason = "which address of this machine does it stand for?"
-        invalid("--address", host, reason, "give --listen, the address of a private network")
+        reason = "a host name does not say at which address to listen"
+        invalid("--address", host, reason, "give --listen IP, the address of this machine in its private network")
     return "127.0.0.1" if ip is None else str(ip)
 
 
@@ -491,7 +491,7 @@ def join_server(folder: Path, invitation: Invitation, content: bytes) -> int:
     if known is None:
         write_for(path, f"client = {number}\n{text}".encode(), node.users[0] if node.users else None)
     elif known != number:
-        reason = f"gives this site the number {number}, and it is {known} for the life of its state"
+        reason = f"gives this site the number {number}, but its state belongs to number {known}"
         way_out = f"the operator gives it {known} if {known} other requests come before this one"
         invalid("INVITATION", node.name, reason, way_out)
     write_public(folder / CA, invitation.certificate)

@@ -19,7 +19,7 @@ from sightline.data import Kind
 from sightline.errors import InvalidInput, SightlineError, invalid, printable
 from sightline.runtimes.flower.federation import MOST_CLIENT, MOST_EXAMPLES, RegisterFile, read_public_key, read_section
 from sightline.runtimes.remote.clients import LONGEST_REASON
-from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, LARGEST_WORDS, WireMessage, read_npy, read_words
+from sightline.runtimes.remote.message import LARGEST_FIELDS, LARGEST_SITE_FIELDS, WireMessage, read_fields, read_npy
 from sightline.runtimes.site.site import HELLO
 from sightline.topology import client_name
 
@@ -55,9 +55,7 @@ def read_register(path: str, clients: int) -> Register:
     for site in sites:
         key = read_public_key(site.key, "register: key", f"the key of {client_name(site.client)}")
         if key in client_of or site.client in client_of.values():
-            invalid(
-                "register: client", site.client, "one client has one key, and one key is one client's", "remove one"
-            )
+            invalid("register: client", site.client, "a client or a key occurs twice", "remove one of the two")
         client_of[key] = site.client
     if missing := sorted(set(range(clients)) - set(client_of.values())):
         reason = f"{client_name(missing[0])} is not in it, and the experiment has {clients} clients"
@@ -111,7 +109,7 @@ class NodeRegistry:
                 self._tell(printable(f"node {node}: {answer}", most=LONGEST_REASON))
             else:
                 self._tries[node] = TRIES
-                self._admit_node(node, answer.words, here)
+                self._admit_node(node, answer.fields, here)
         return {client: node for client, node in self._node_of.items() if here.get(node) == client}
 
     def _admit_node(self, node: int, facts: Mapping[str, Any], here: Mapping[int, int | None]) -> None:
@@ -121,7 +119,7 @@ class NodeRegistry:
         why = _wrong_facts(facts) or self._why_not_registered(client, facts) or self._why_unlike(facts)
         other = self._node_of.get(client, node)
         if not why and other != node and here.get(other) == client:
-            why = f"says that it is {client_name(client)}, which another connected node is already"
+            why = f"says that it is {client_name(client)}, but another connected node is that client already"
         if why:
             self._tell(printable(f"node {node}: turned away, it {why}", most=LONGEST_REASON))
             return
@@ -130,14 +128,16 @@ class NodeRegistry:
 
     def _why_not_registered(self, client: int, facts: Mapping[str, Any]) -> str:
         if facts["client"] != client:
-            return f"says that it is {client_name(int(facts['client']))}, and its key is {client_name(client)}'s"
+            return f"says that it is {client_name(int(facts['client']))}, but its key belongs to {client_name(client)}"
         # A claimed size is never believed: it would be a weight in the mean, and memory to allocate.
         known = self._register.examples[client]
-        return "" if facts["examples"] == known else f"says {facts['examples']} examples, and the register says {known}"
+        return "" if facts["examples"] == known else f"says {facts['examples']} examples, but the register says {known}"
 
     def _why_unlike(self, facts: Mapping[str, Any]) -> str:
         first = next(iter(self.facts.values()), facts)
-        return "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than the others"
+        return (
+            "" if all(facts[name] == first[name] for name in KINDRED) else "has data of another kind than other sites"
+        )
 
 
 def _wrong_facts(facts: Mapping[str, Any]) -> str:
@@ -145,10 +145,10 @@ def _wrong_facts(facts: Mapping[str, Any]) -> str:
         return f"refused: {facts['refused']}"
     shape = facts.get("shape")
     if not isinstance(shape, list) or len(shape) not in (1, 2, 3) or facts.get("kind") not in list(Kind):
-        return "does not say who it is"
+        return "sent no valid description of its data"
     counts = [(facts.get(name), most) for name, most in MOST.items()] + [(size, MOST_NUMBERS) for size in shape]
     if not all(_is_count(*count) for count in counts) or not facts["examples"]:
-        return "does not say who it is"
+        return "sent no valid description of its data"
     return "" if math.prod(shape) <= MOST_NUMBERS else f"has examples of more than {MOST_NUMBERS} numbers"
 
 
@@ -156,26 +156,26 @@ def _is_count(number: Any, most: int) -> bool:
     return type(number) is int and 0 <= number <= most
 
 
-WORDS, ARRAYS = "words", "arrays"
+FIELDS, ARRAYS = "words", "arrays"
 
 
 def to_record(letter: WireMessage) -> RecordDict:
     """Return the message as a record: fields as one JSON text, arrays as they are."""
     arrays = {name: Array(np.asarray(array, order="C")) for name, array in letter.arrays.items()}
     return RecordDict(
-        {WORDS: ConfigRecord({"json": json.dumps(dict(letter.words), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
+        {FIELDS: ConfigRecord({"json": json.dumps(dict(letter.fields), allow_nan=False)}), ARRAYS: ArrayRecord(arrays)}
     )
 
 
-def from_record(record: RecordDict, *, most_words: int = LARGEST_WORDS) -> WireMessage:
-    """Return the message in a record, with at most `most_words` characters of fields.
+def from_record(record: RecordDict, *, largest_fields: int = LARGEST_FIELDS) -> WireMessage:
+    """Return the message in a record, with at most `largest_fields` characters of fields.
 
     Guarantees: any other record raises InvalidInput and nothing else.
     """
     try:
         # Flower's own reader is not used: it also opens archives, and NumPy's raises more than it documents.
-        words = read_words(record.config_records[WORDS]["json"], most=most_words)
-        return WireMessage(words, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
+        fields = read_fields(record.config_records[FIELDS]["json"], most=largest_fields)
+        return WireMessage(fields, {name: _read_array(array) for name, array in record.array_records[ARRAYS].items()})
     except Exception as error:
         raise InvalidInput(f"message={type(error).__name__}: not a message of this version") from None
 
@@ -302,8 +302,8 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
         if reply.has_error():
             return f"failed: {' '.join(str(reply.error.reason).split())[:300]}"
         if (size := _count_bytes(reply.content)) > largest:
-            return f"sent {size} bytes, at most {largest} are an answer"
-        return from_record(reply.content, most_words=LARGEST_SITE_WORDS)
+            return f"sent {size} bytes; an answer has at most {largest}"
+        return from_record(reply.content, largest_fields=LARGEST_SITE_FIELDS)
     except SightlineError as error:
         return f"sent nonsense: {error}"
     except Exception as error:
@@ -313,5 +313,5 @@ def _read_reply(reply: Any, largest: int) -> WireMessage | str:
 def _count_bytes(record: RecordDict) -> int:
     """Return the bytes that would be unpacked: arrays and fields, wherever they are."""
     arrays = sum(len(array.data) for part in record.array_records.values() for array in part.values())
-    words = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
-    return arrays + words
+    fields = sum(len(str(value)) for part in record.config_records.values() for value in part.values())
+    return arrays + fields

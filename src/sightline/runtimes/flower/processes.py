@@ -278,9 +278,9 @@ class Operator:
             public = self._folder / "operator" / "node.pub"
             write_public(public, site.key + "\n")
             process = self._flwr("supernode", "register", public, SUPERLINK)
-            told = " ".join(process.communicate()[0].split())
-            if process.returncode and "already" not in told:
-                raise SightlineError(f"site={site.name}: its key could not be registered ({told[-300:]})")
+            output = " ".join(process.communicate()[0].split())
+            if process.returncode and "already" not in output:
+                raise SightlineError(f"site={site.name}: its key could not be registered ({output[-300:]})")
             self._known.add(site.key)
             self._say(f"registered {site.name}: {fingerprint_key(site.key)}")
 
@@ -326,7 +326,7 @@ def check_server(address: str, authority: Path) -> bool:
         with socket.create_connection((host, port), timeout=1.0) as plain:
             context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
-        reason = f"its certificate is not the invited server's ({error.verify_message})"
+        reason = f"its certificate is not that of the invited server ({error.verify_message})"
         invalid("server", address, reason, "ask the operator; join again only with a new invitation")
     except OSError:
         return False

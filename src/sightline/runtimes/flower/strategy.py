@@ -39,7 +39,7 @@ class OpenRound:
         """Yield the update of every node that was asked, as one vector: first and well-formed replies only."""
         waiting = set(self.nodes)
         # In the order of the nodes, so that the sum does not depend on who answered first.
-        for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node in waiting and not reply.has_error():
                 waiting.remove(node)
@@ -110,9 +110,9 @@ class PrivateStrategy(SteppedLedger, Strategy):  # type: ignore[misc]
     ) -> None:
         check_clip_norm(clip_norm)
         if rate is not None and not 0 < rate <= 1:
-            invalid("rate", rate, "a probability lies in (0, 1]")
+            invalid("rate", rate, "must be a probability in (0, 1]")
         if getattr(strategy, "fraction_evaluate", 0.0) > 0:
-            reason = "what clients find when they evaluate would be published without noise"
+            reason = "the clients' evaluation results would be published without noise"
             refuse("fraction_evaluate", strategy.fraction_evaluate, reason, "set it to 0.0; use evaluate_fn instead")
         self.strategy, self.clip_norm, self.rate = strategy, clip_norm, rate
         self.streams = streams_of(seed, calls=2)

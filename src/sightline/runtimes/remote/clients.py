@@ -55,8 +55,8 @@ class ExpectedAnswer:
 
     def wrong_with(self, answer: WireMessage, *, simulated: bool) -> str:
         """Return why an answer cannot be used, or ""; the values of simulated clients are not limited."""
-        if "refused" in answer.words:
-            return f"refused: {answer.words['refused']}"
+        if "refused" in answer.fields:
+            return f"refused: {answer.fields['refused']}"
         value = answer.arrays.get("value")
         if value is None or value.shape != (self.numbers,) or value.dtype not in NUMBERS:
             looks = "nothing" if value is None else f"{value.dtype} {value.shape}"
@@ -75,8 +75,8 @@ def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
     Only the client that was asked knows the random number of a question: an answer to an earlier round, to another
     client, or from a node that was not asked does not have it.
     """
-    given, asked = ({name: words.get(name) for name in MARKS} for words in (answer.words, message.words))
-    if given == asked or "refused" in answer.words:
+    given, asked = ({name: fields.get(name) for name in MARKS} for fields in (answer.fields, message.fields))
+    if given == asked or "refused" in answer.fields:
         return ""
     if given["client"] != asked["client"]:
         return f"the answer is signed as client {given['client']}"
@@ -85,10 +85,10 @@ def why_misdirected(answer: WireMessage, message: WireMessage) -> str:
     return "answers another question than the one that was asked"
 
 
-def expected_of(setting: BuiltExperiment, mechanism: ChannelMechanism, context: ReleaseContext) -> ExpectedAnswer:
+def expected_of(built: BuiltExperiment, mechanism: ChannelMechanism, context: ReleaseContext) -> ExpectedAnswer:
     """Return the expected form of a member's part of the mechanism, bounded by the mechanism if it has a bound."""
-    dimension = setting.model.parameters
-    largest = mechanism.largest_output(context, dimension=dimension, splitter=setting.splitter)
+    dimension = built.model.parameters
+    largest = mechanism.largest_output(context, dimension=dimension, splitter=built.splitter)
     return ExpectedAnswer(dimension) if largest is None else ExpectedAnswer(dimension, largest)
 
 
@@ -120,7 +120,7 @@ def refuse_a_known_seed(experiment: Experiment) -> None:
     """
     privacy = experiment.privacy
     if privacy.noise_source == "seed" and privacy.unit != "none" and privacy.place != "client":
-        reason = "every site knows the seed, and could take the server's noise off again"
+        reason = "every site knows the seed, so it could subtract the server's noise"
         refuse("privacy.noise_source", "seed", reason, 'use noise_source = "os", or where = "client"')
 
 
@@ -139,12 +139,12 @@ def find_transport(name: str, built_in: Collection[str]) -> OpenTransport | None
     return result  # type: ignore[no-any-return]
 
 
-def simulated_clients(setting: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":
+def simulated_clients(built: BuiltExperiment, directory: Path, post: Transport) -> "RemoteClients":
     """Return an executor whose clients run elsewhere by `client_executor.answer_simulated`, with equal bits."""
-    words = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
-    if setting.paths != BY_RULE:
-        words["paths"] = json.dumps(setting.paths.describe())
-    return RemoteClients(setting, post, words=words, simulated=True)
+    fields = {"folder": str(directory.resolve()), "data": str(data_root(None).resolve())}
+    if built.paths != BY_RULE:
+        fields["paths"] = json.dumps(built.paths.describe())
+    return RemoteClients(built, post, fields=fields, simulated=True)
 
 
 class RemoteClients:
@@ -159,10 +159,10 @@ class RemoteClients:
 
     def __init__(
         self,
-        setting: BuiltExperiment,
+        built: BuiltExperiment,
         post: Transport,
         *,
-        words: Mapping[str, Any],
+        fields: Mapping[str, Any],
         simulated: bool,
         tell: Callable[[int, int, str], None] | None = None,
         tell_answer: Callable[[int, int], None] = lambda round, client: None,
@@ -170,14 +170,14 @@ class RemoteClients:
         # As in the simulator: the server's own sums must have the same bits.
         torch.set_num_threads(1)
         mkl.warn_unless_reproducible()
-        self.dimension = setting.model.parameters
-        self.sizes = setting.federation.sizes.tolist()
-        self._setting, self._post, self._simulated = setting, post, simulated
+        self.dimension = built.model.parameters
+        self.sizes = built.federation.sizes.tolist()
+        self._built, self._post, self._simulated = built, post, simulated
         self._tell, self._tell_answer = tell, tell_answer
         self._sends_tasks = simulated
-        self._words = dict(words)
-        self._common = self._words | {"experiment": to_toml(setting.experiment)}
-        self._digest = experiment_digest(setting.experiment)
+        self._fields = dict(fields)
+        self._common = self._fields | {"experiment": to_toml(built.experiment)}
+        self._digest = experiment_digest(built.experiment)
         self._known: set[tuple[int, str]] = set()
         self._in_vain = 0
 
@@ -198,10 +198,10 @@ class RemoteClients:
     def request_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
         """Yield the outputs of the members' own part of the mechanism."""
         question = Question(LEAVING, updates.make_call(CallKind.TRAIN), context.channel, context.line)
-        mechanism, members = self._setting.mechanism.at(context.channel), updates.cohort.members
+        mechanism, members = self._built.mechanism.at(context.channel), updates.cohort.members
         noise = mechanism.noise_multipliers(members) if mechanism.noised_by is NoisedBy.CLIENT else None
-        for client, answer in self._usable_answers(question, expected_of(self._setting, mechanism, context), noise):
-            yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.words.get("rejected", False)))
+        for client, answer in self._usable_answers(question, expected_of(self._built, mechanism, context), noise):
+            yield ClientOutput(client, own_tensor(answer.arrays["value"]), bool(answer.fields.get("rejected", False)))
 
     def request_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return the model that each member chose by itself."""
@@ -248,9 +248,9 @@ class RemoteClients:
         client = question.call.cohort[index]
         if not self._sends_tasks:
             # A real site is sent no settings: it has its own approved copy, and would not believe others.
-            words = {"digest": self._digest, "run": self._words.get("run", ""), QUESTION: secrets.token_hex(16)}
-            return question.site_message_for(index, client, common=words)
-        common = self._common | {"noise": (self._setting.multipliers if noise is None else noise).get(client)}
+            fields = {"digest": self._digest, "run": self._fields.get("run", ""), QUESTION: secrets.token_hex(16)}
+            return question.site_message_for(index, client, common=fields)
+        common = self._common | {"noise": (self._built.multipliers if noise is None else noise).get(client)}
         common[QUESTION] = secrets.token_hex(16)
         kept = self._restore_state(client, question.call.state)
         return question.message_for(index, client, common=common, kept=kept)
@@ -265,7 +265,7 @@ class RemoteClients:
 
     def _keep_state(self, client: int, answer: WireMessage, recall: StateAccess | None) -> None:
         if self._simulated and recall is not None and "kept" in answer.arrays:
-            noised = self._setting.mechanism.facts.keeps_noised
+            noised = self._built.mechanism.facts.keeps_noised
             recall.keep_value(client, own_tensor(answer.arrays["kept"]), noised=noised)
 
     def _left_out(self, round: int, client: int, why: str) -> None:
@@ -278,6 +278,6 @@ class RemoteClients:
         self._in_vain = self._in_vain + 1 if asked and not answered else 0
         if self._in_vain >= PATIENCE:
             raise NobodyAnswers(
-                f"nodes={asked}: nobody gave a usable answer {PATIENCE} times running; see the reasons above, "
-                "then go on with --resume"
+                f"nodes={asked}: none gave a usable answer to {PATIENCE} questions in a row; see the reasons above, "
+                "then continue with --resume"
             )

@@ -26,14 +26,14 @@ from sightline.training.local_work import client_rows
 QUESTION = "question"
 """Field for a random number that no two questions share; an answer must return it."""
 MARKS = (QUESTION, "round", "client")
-LARGEST_WORDS = 1 << 24
+LARGEST_FIELDS = 1 << 24
 """Size limit, in bytes, of the fields of a message within one run: an experiment with its whole topology fits."""
-LARGEST_SITE_WORDS = 1 << 16
+LARGEST_SITE_FIELDS = 1 << 16
 """Size limit, in bytes, of the fields of a question to a real site, and of any answer."""
 DEEPEST = 32
 """Levels of nesting in the fields."""
 
-Words = Mapping[str, Any]
+Fields = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -41,50 +41,46 @@ Arrays = Mapping[str, NDArray[Any]]
 class WireMessage:
     """A question or an answer: fields (anything JSON can express) and named arrays."""
 
-    words: Words = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)
     arrays: Arrays = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the message as one safetensors file."""
         arrays = {name: np.asarray(array, order="C") for name, array in self.arrays.items()}
-        return save(arrays, {"words": json.dumps(dict(self.words), allow_nan=False)})
+        return save(arrays, {"words": json.dumps(dict(self.fields), allow_nan=False)})
 
-    def reply(self, client: int, words: Words, arrays: Arrays | None = None) -> "WireMessage":
+    def reply(self, client: int, fields: Fields, arrays: Arrays | None = None) -> "WireMessage":
         """Return an answer that names its question and its client."""
-        mark = {"client": client} | {name: self.words.get(name) for name in MARKS if name != "client"}
-        return WireMessage({**words, **mark}, arrays or {})
-
-    def without_mark(self) -> "WireMessage":
-        """Return the message without its random number: equal for repeated questions."""
-        return WireMessage({name: word for name, word in self.words.items() if name != QUESTION}, self.arrays)
+        mark = {"client": client} | {name: self.fields.get(name) for name in MARKS if name != "client"}
+        return WireMessage({**fields, **mark}, arrays or {})
 
     @classmethod
-    def from_bytes(cls, content: bytes | bytearray, *, most_words: int = LARGEST_WORDS) -> "WireMessage":
-        """Return the message that `to_bytes` wrote, with a header of at most `most_words` bytes.
+    def from_bytes(cls, content: bytes | bytearray, *, largest_fields: int = LARGEST_FIELDS) -> "WireMessage":
+        """Return the message that `to_bytes` wrote, with a header of at most `largest_fields` bytes.
 
         Guarantees: any other bytes raise InvalidInput and nothing else.
         """
         try:
-            return cls(*_read_safetensors(content, most_words))
+            return cls(*_read_safetensors(content, largest_fields))
         except Exception as error:
             raise InvalidInput(f"message={len(content)} bytes: cannot be read ({type(error).__name__})") from None
 
 
-def read_words(text: str, *, most: int = LARGEST_WORDS) -> dict[str, Any]:
+def read_fields(text: str, *, most: int = LARGEST_FIELDS) -> dict[str, Any]:
     """Return the fields of a message.
 
     Raise ValueError or RecursionError unless they are one JSON object of at most `most` characters that `json.dumps`
     can write again: unique names, finite numbers, 64-bit whole numbers, text without lone surrogates, 32 levels.
     """
     if len(text) > most:
-        raise ValueError(f"at most {most} characters of words are read")
-    words = json.loads(
+        raise ValueError(f"at most {most} characters of fields are read")
+    fields = json.loads(
         text, parse_constant=_no_number, parse_float=_finite, parse_int=_small, object_pairs_hook=_named_once
     )
-    if not isinstance(words, dict):
-        raise ValueError("words are a table")
-    _check_values(words, DEEPEST)
-    return words
+    if not isinstance(fields, dict):
+        raise ValueError("the fields are not a JSON object")
+    _check_values(fields, DEEPEST)
+    return fields
 
 
 def _no_number(text: str) -> float:
@@ -106,7 +102,7 @@ def _small(text: str) -> int:
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return result
 
 
@@ -122,13 +118,15 @@ def _check_values(value: Any, levels: int) -> None:
         _check_values(part, levels - 1)
 
 
-def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _read_safetensors(
+    content: bytes | bytearray, largest_fields: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return fields and arrays; the arrays are contiguous, in any order, and fill the file."""
     size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > min(len(content) - 8, most_words):
+    if len(content) < 8 or size > min(len(content) - 8, largest_fields):
         raise ValueError("the header is longer than the file, or than a header may be")
-    header = read_words(content[8 : 8 + size].decode(), most=most_words)
-    words = read_words(header.pop("__metadata__")["words"], most=most_words)
+    header = read_fields(content[8 : 8 + size].decode(), most=largest_fields)
+    fields = read_fields(header.pop("__metadata__")["words"], most=largest_fields)
     arrays, end = {}, 8 + size
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = entry["data_offsets"]
@@ -139,7 +137,7 @@ def _read_safetensors(content: bytes | bytearray, most_words: int) -> tuple[dict
         end = 8 + size + stop
     if end != len(content):
         raise ValueError("there are bytes that belong to no array")
-    return words, arrays
+    return fields, arrays
 
 
 DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
@@ -182,33 +180,33 @@ def make_array(dtype: str, shape: Sequence[int], content: bytes | memoryview) ->
     return np.frombuffer(content, dtype).reshape(tuple(shape))
 
 
-SITE_WORDS = {"call": "[a-z_]{1,32}", "digest": "[0-9a-f]{64}", "run": "[0-9A-Za-z._-]{0,64}", QUESTION: "[!-~]{0,64}"}
+SITE_TEXTS = {"call": "[a-z_]{1,32}", "digest": "[0-9a-f]{64}", "run": "[0-9A-Za-z._-]{0,64}", QUESTION: "[!-~]{0,64}"}
 SITE_NUMBERS = ("round", "use", "part")
 
 
 def read_site_question(message: WireMessage) -> WireMessage:
     """Return a question with only the fields that a real site reads; raise InvalidInput for a wrong type or length."""
-    words = {name: message.words[name] for name in (*SITE_WORDS, *SITE_NUMBERS) if name in message.words}
-    for name, value in words.items():
+    fields = {name: message.fields[name] for name in (*SITE_TEXTS, *SITE_NUMBERS) if name in message.fields}
+    for name, value in fields.items():
         if name in SITE_NUMBERS and not (type(value) is int and 0 <= value < 1 << 31):
             invalid(name, value, "is a whole number from 0 to 2147483647")
-        if name in SITE_WORDS and not (isinstance(value, str) and re.fullmatch(SITE_WORDS[name], value)):
-            invalid(name, value, f"is text that matches {SITE_WORDS[name]}")
-    return WireMessage(words, message.arrays)
+        if name in SITE_TEXTS and not (isinstance(value, str) and re.fullmatch(SITE_TEXTS[name], value)):
+            invalid(name, value, f"is text that matches {SITE_TEXTS[name]}")
+    return WireMessage(fields, message.arrays)
 
 
 def pack_value(value: Mapping[str, Any], under: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Split a value into the fields of a message and its arrays, whose names begin with `under`."""
-    words = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
+    fields = {name: part for name, part in value.items() if not isinstance(part, Tensor)}
     arrays = {f"{under}/{name}": part.numpy() for name, part in value.items() if isinstance(part, Tensor)}
-    return words, arrays
+    return fields, arrays
 
 
-def unpack_value(words: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
+def unpack_value(fields: Mapping[str, Any], arrays: Arrays, under: str) -> dict[str, Any]:
     """Return the value that `pack_value` split."""
     start = f"{under}/"
     result = {name.removeprefix(start): own_tensor(array) for name, array in arrays.items() if name.startswith(start)}
-    return {**words, **result}
+    return {**fields, **result}
 
 
 def own_tensor(array: NDArray[Any]) -> Tensor:
@@ -253,7 +251,7 @@ class Question:
         """Return the question to the member at that position of the cohort."""
         call = self.call
         terms, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
-        words = dict(common) | {
+        fields = dict(common) | {
             "call": self.name,
             "client": client,
             "round": call.at.round,
@@ -266,10 +264,10 @@ class Question:
             "epsilon": self.epsilon,
         }
         if self.channel is not None:
-            words["channel"] = {name: getattr(self.channel, name) for name in CHANNEL}
+            fields["channel"] = {name: getattr(self.channel, name) for name in CHANNEL}
         if self._rule is not None:
             rule, more = pack_value(_state_fields(self._rule), "rule")
-            words["memory"] = {"rule": type(self._rule.rule).__name__, "settings": rule}
+            fields["memory"] = {"rule": type(self._rule.rule).__name__, "settings": rule}
             arrays |= more
         if client in call.linear:
             arrays["linear"] = call.linear[client]
@@ -277,71 +275,80 @@ class Question:
             arrays["candidates"] = call.candidates.numpy()
         if kept is not None:
             arrays["kept"] = kept.numpy()
-        return WireMessage(words, arrays | {"start": client_rows(call.starts, index).numpy()})
+        return WireMessage(fields, arrays | {"start": client_rows(call.starts, index).numpy()})
 
     def site_message_for(self, index: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
         """Return the question to a real site, which has its own copy of the plan: which call, and public vectors."""
         call = self.call
-        words = dict(common) | {"call": self.name, "client": client}
-        words |= {"round": call.at.round, "use": call.at.use, "part": call.at.part}
+        fields = dict(common) | {"call": self.name, "client": client}
+        fields |= {"round": call.at.round, "use": call.at.use, "part": call.at.part}
         _, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
         if self._rule is not None:
             numbers, vectors = pack_value(_state_fields(self._rule), "rule")
             arrays |= vectors | {f"rule/{name}": np.array(float(value)) for name, value in numbers.items()}
         if call.candidates is not None:
-            return WireMessage(words, arrays | {"candidates": call.candidates.numpy()})
-        return WireMessage(words, arrays | {"start": client_rows(call.starts, index).numpy()})
+            return WireMessage(fields, arrays | {"candidates": call.candidates.numpy()})
+        return WireMessage(fields, arrays | {"start": client_rows(call.starts, index).numpy()})
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """A question as its node reads it."""
+class NodeTask:
+    """A question as its node reads it: a training call to one client, and the facts of its release."""
 
-    call: str
-    client: int
-    at: CallId
-    start: Tensor
-    local_task: LocalTask
-    memory: StateRule | None
+    name: str
+    """LEAVING, CHOOSE, or the kind of the call."""
+    call: TrainingCall
+    """The call without private steps and state: the node adds its own."""
     channel: Channel
-    plan: Mapping[str, Any] | None
+    memory: StateRule | None = None
+    plan: Mapping[str, Any] | None = None
     """The numbers in which the steps differ from the client's own plan."""
-    linear: NDArray[np.float64] | None
-    gradient_tolerance: float | None
-    kept: Tensor | None
-    candidates: Tensor | None
-    epsilon: float | None
-    line: int
+    kept: Tensor | None = None
+    epsilon: float = 0.0
+    line: int = 0
+
+    @property
+    def client(self) -> int:
+        """Return the client that is asked."""
+        return self.call.cohort[0]
 
     @classmethod
-    def read(cls, message: WireMessage, client: int) -> "Task":
+    def read(cls, message: WireMessage, client: int) -> "NodeTask":
         """Return the task in a message; raise InvalidInput if it is malformed or names an unknown state rule."""
-        words, arrays = message.words, message.arrays
+        fields, arrays = message.fields, message.arrays
         try:
-            call, plan = str(words["call"]), words.get("plan")
-            if call not in QUESTIONS:
-                invalid("call", call, "no such question")
-            factors = dict(words.get("channel") or {"name": "server"})
-            return cls(
-                call=call,
-                client=client,
-                at=CallId(
-                    _ledger_number(words["round"]), _ledger_number(words["use"]), _ledger_number(words.get("part", 0))
-                ),
-                start=own_tensor(arrays["start"]),
-                local_task=LocalTask(**unpack_value(words["terms"], arrays, "terms")),
-                memory=_read_state_rule(words.get("memory"), arrays),
-                channel=Channel(members=(client,), audience=frozenset({"public"}), **factors),
-                plan=None if plan is None else {name: plan[name] for name in PLAN},
-                linear=np.array(arrays["linear"]) if "linear" in arrays else None,
-                gradient_tolerance=words.get("gradient_tolerance"),
-                kept=own_tensor(arrays["kept"]) if "kept" in arrays else None,
+            name, plan = str(fields["call"]), fields.get("plan")
+            if name not in QUESTIONS:
+                invalid("call", name, "this version has no such question", f"known: {', '.join(QUESTIONS)}")
+            factors = dict(fields.get("channel") or {"name": "server"})
+            at = CallId(*map(_ledger_number, (fields["round"], fields["use"], fields.get("part", 0))))
+            call = TrainingCall(
+                call_kind(name),
+                (client,),
+                own_tensor(arrays["start"]),
+                at,
+                LocalTask(**unpack_value(fields["terms"], arrays, "terms")),
+                linear={client: np.array(arrays["linear"])} if "linear" in arrays else {},
+                gradient_tolerance=float(fields.get("gradient_tolerance") or 0.0),
                 candidates=own_tensor(arrays["candidates"]) if "candidates" in arrays else None,
-                epsilon=words.get("epsilon"),
-                line=int(words.get("line", 0)),
+            )
+            return cls(
+                name,
+                call,
+                Channel(members=(client,), audience=frozenset({"public"}), **factors),
+                _read_state_rule(fields.get("memory"), arrays),
+                plan=None if plan is None else {name: plan[name] for name in PLAN},
+                kept=own_tensor(arrays["kept"]) if "kept" in arrays else None,
+                epsilon=float(fields.get("epsilon") or 0.0),
+                line=int(fields.get("line", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
-            invalid("question", type(error).__name__, f"is not one that this version asks ({error})")
+            invalid("question", type(error).__name__, f"this version cannot read it ({error})")
+
+
+def call_kind(name: str) -> CallKind:
+    """Return the kind of the training call behind a question."""
+    return {LEAVING: CallKind.TRAIN, CHOOSE: CallKind.RIGHT_ANSWERS}.get(name) or CallKind(name)
 
 
 def _ledger_number(value: Any) -> int:
@@ -355,15 +362,15 @@ def _state_fields(memory: StateRule) -> dict[str, Any]:
     # Rules travel by name with their numbers. Functions never do: a node that runs code it is sent enforces nothing.
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
-        reason = "what its clients keep is no rule that a node knows"
+        reason = "nodes do not know the rule for the state that its clients keep"
         refuse("--runtime", f"flower ({memory.name})", reason, "use --runtime simulator")
-    return {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+    return {part.name: getattr(rule, part.name) for part in dataclasses.fields(rule)}
 
 
-def _read_state_rule(words: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> StateRule | None:
-    if words is None:
+def _read_state_rule(fields: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> StateRule | None:
+    if fields is None:
         return None
-    name = str(words["rule"])
+    name = str(fields["rule"])
     if name not in RULES:
-        invalid("memory", name, "no rule that this node knows", f"known: {', '.join(RULES)}")
-    return RULES[name](**unpack_value(words["settings"], arrays, "rule")).memory()
+        invalid("memory", name, "this node does not know this state rule", f"known: {', '.join(RULES)}")
+    return RULES[name](**unpack_value(fields["settings"], arrays, "rule")).memory()

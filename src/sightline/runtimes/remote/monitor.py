@@ -86,12 +86,12 @@ Health = Callable[[], Mapping[str, Any]]
 
 
 class Monitor:
-    """/health and /metrics on 127.0.0.1, for every user of this machine; nothing can be changed by them.
+    """Read-only pages /health and /metrics on 127.0.0.1, open to every user of this machine.
 
-    So the pages hold only what does not depend on anyone's data: counts of questions, rounds, and what was reserved or
-    spent of a budget, which follows from the approved experiment. They hold no losses, no durations (training time
-    depends on the data), no text of errors, and at a server no counts of answers: a cohort that is claimed to be hidden
-    must not be counted in public.
+    Guarantees: the pages hold only what does not depend on anyone's data: counts of questions, rounds, and what was
+    reserved or spent of a budget, which follows from the approved experiment. They hold no losses, no durations
+    (training time depends on the data), no text of errors, and at a server no counts of answers: a cohort that is
+    claimed to be hidden must not be counted in public.
     """
 
     def __init__(self, health: Health, metrics: Callable[[], Iterable[Metric]], port: int = 0) -> None:

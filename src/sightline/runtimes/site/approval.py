@@ -25,7 +25,7 @@ from sightline.mechanisms import ChannelMechanism, NoisedBy, ReleaseContext, Upd
 from sightline.mechanisms.contract import only_client
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, read_choice
-from sightline.runtimes.remote.message import CHOOSE, LEAVING, Task, experiment_digest
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, NodeTask, experiment_digest
 from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
 from sightline.runtimes.site.policy import POLICY, SitePolicy, check_signer, federation_of
 from sightline.topology import PUBLIC, SERVER, client_name
@@ -65,7 +65,7 @@ class Approval:
     @cached_property
     def call_at(self) -> Mapping[tuple[int, int], PlannedCall]:
         """Return the calls by round and use."""
-        return {call.place: call for call in self.calls}
+        return {call.position: call for call in self.calls}
 
     def find_call(self, kind: Any, round: Any, use: Any, part: Any) -> PlannedCall:
         """Return the planned call that a message names; raise InvalidInput if it is not in the plan."""
@@ -225,18 +225,20 @@ def data_digest(data: Client) -> str:
     return hashlib.sha256(data.train.x.tobytes() + data.train.y.tobytes()).hexdigest()
 
 
-def own_claims(task: Task, updates: Updates, context: ReleaseContext, mechanism: ChannelMechanism) -> Sequence[Release]:
+def own_claims(
+    task: NodeTask, updates: Updates, context: ReleaseContext, mechanism: ChannelMechanism
+) -> Sequence[Release]:
     """Return the claims of an answer as the site sees it: whatever leaves is seen by the server and the public.
 
     Only what the mechanism lets members noise is private before it leaves; everything else leaves without noise.
     """
     # The site derives the event from what it is about to do, never from what the server claims about it.
     everyone = frozenset({SERVER, PUBLIC})
-    if task.call == CHOOSE:
+    if task.name == CHOOSE:
         return [replace(release, audience=everyone) for release in read_choice(task).claim_choices(context)]
-    if task.call == LEAVING and mechanism.noised_by is NoisedBy.CLIENT:
+    if task.name == LEAVING and mechanism.noised_by is NoisedBy.CLIENT:
         return [replace(release, audience=everyone) for release in mechanism.claim_each(updates, context)]
-    subject, what = only_client(task.client), f"{task.call}: handed to the server without noise"
+    subject, what = only_client(task.client), f"{task.name}: handed to the server without noise"
     event, audience, source = Clear(), frozenset({SERVER}), client_name(task.client)
     return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
@@ -261,7 +263,7 @@ def _whole_composition(built: BuiltExperiment, calls: Sequence[PlannedCall], pol
     if not policy.trust_server:
         return dict(own.composition(subject, {SERVER, PUBLIC}))
     planned = engine.plan_releases(built, real_nodes=True)
-    lines = {line for some in built.topology.lines.values() for line in some if subject not in line.exempt}
+    lines = {line for seen in built.topology.lines.values() for line in seen if subject not in line.exempt}
     most = Counter[Event](own.composition(subject, PUBLIC))
     for observer in {line.observer for line in lines} - {SERVER}:
         most |= Counter(planned.composition(subject, observer))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.algorithms import RULES
 from sightline.engine.build import BuiltExperiment
@@ -25,7 +26,7 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.convex_solver import most_iterations
 from sightline.mechanisms.registry import solves_exactly
-from sightline.runtimes.remote.message import CHANNEL, CHOOSE, LEAVING, PLAN, Arrays, Task, own_tensor
+from sightline.runtimes.remote.message import CHANNEL, CHOOSE, LEAVING, PLAN, Arrays, NodeTask, call_kind, own_tensor
 from sightline.topology import Channel
 from sightline.training.call import (
     Block,
@@ -69,7 +70,7 @@ class PlannedCall:
     """Most local steps that this site makes to answer."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """Return the position in the order of calls; a site is asked once per training call, for one part of it."""
         return self.round, self.use
 
@@ -86,7 +87,7 @@ class PlannedCall:
         rows |= {f"rule/{name}": () for name in self.rule_numbers}
         return {name: _checked_vector(name, arrays.get(name), shape, largest) for name, shape in rows.items()}
 
-    def task_of(self, vectors: Mapping[str, Tensor], client: int) -> Task:
+    def task_of(self, vectors: Mapping[str, Tensor], client: int) -> NodeTask:
         """Return the task, built from the site's own copy of the plan and the public vectors of the message."""
         terms = {name: vectors[f"terms/{name}"] for name in self.term_vectors}
         memory = None
@@ -94,22 +95,16 @@ class PlannedCall:
             rule: dict[str, Any] = {name: vectors[f"rule/{name}"] for name in self.rule_vectors}
             rule |= {name: float(vectors[f"rule/{name}"]) for name in self.rule_numbers}
             memory = RULES[self.rule](**{**self.settings, **rule}).memory()
-        return Task(
-            call=self.kind,
-            client=client,
-            at=CallId(self.round, self.use, self.part),
-            start=vectors["start"] if "start" in vectors else vectors["candidates"][0],
-            local_task=LocalTask(**{**self.terms, **terms}),
-            memory=memory,
-            channel=Channel(members=(client,), audience=frozenset({"public"}), **self.channel),
-            plan=self.plan,
-            linear=None,
-            gradient_tolerance=None,
-            kept=None,
+        call = TrainingCall(
+            call_kind(self.kind),
+            (client,),
+            vectors["start"] if "start" in vectors else vectors["candidates"][0],
+            CallId(self.round, self.use, self.part),
+            LocalTask(**{**self.terms, **terms}),
             candidates=vectors.get("candidates"),
-            epsilon=self.epsilon,
-            line=self.line,
         )
+        channel = Channel(members=(client,), audience=frozenset({"public"}), **self.channel)
+        return NodeTask(self.kind, call, channel, memory, plan=self.plan, epsilon=self.epsilon or 0.0, line=self.line)
 
     def blank_vectors(self, dimension: int) -> dict[str, Tensor]:
         """Return zero vectors in place of those that will arrive: the cost of a call does not depend on them."""
@@ -131,9 +126,9 @@ def _checked_vector(name: str, array: Any, shape: tuple[int, ...], largest: floa
         array = array.astype(np.float32)  # what models compute in: another type would fail in the middle
     norm = float(np.sqrt(np.max(np.sum(np.square(array, dtype=np.float64), axis=-1))))
     if not (math.isfinite(norm) and norm <= largest):
-        invalid(name, f"norm {norm:.3g}", f"this site works from public vectors of norm at most {largest:g}")
+        invalid(name, f"norm {norm:.3g}", f"this site accepts public vectors of norm at most {largest:g}")
     if name == "terms/mask" and not np.isin(array, (0, 1)).all():
-        invalid(name, "other numbers", "a mask is of zeros and ones")
+        invalid(name, "other numbers", "a mask holds only zeros and ones")
     return own_tensor(array)
 
 
@@ -151,8 +146,9 @@ class ListeningClients(AbsentClients):
         super().__init__(sizes, real_nodes=True)
         self.nodes = ListeningNodes()
 
+    @override
     def run(self, call: TrainingCall) -> Iterator[Block]:
-        """Record training that is handed over without noise; nothing else is asked of a site."""
+        # Training that is handed over without noise; nothing else is asked of a site.
         if call.kind in (CallKind.TRAIN, CallKind.DP_SGD, CallKind.GRADIENT_SUMS):
             raise _Asked(call.kind.value, call.plans)
         return super().run(call)
@@ -180,14 +176,15 @@ class ListeningExecution(DryExecution):
         self.worker = ListeningClients(sizes)
         self.client, self.calls = client, list[PlannedCall]()
 
+    @override
     def draw_members(
         self, sampler: CohortSampler, channel: Channel, time: int, rng: np.random.Generator, *, line: int
     ) -> tuple[int, ...]:
-        """Return all eligible members: a site may be drawn in any round in which it is eligible."""
+        # A site may be drawn in any round in which it is eligible.
         return eligible_members(sampler, channel, time)
 
+    @override
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
-        """Record what the client would be asked; compute nothing."""
         if self.client in updates.cohort.members:
             try:
                 compute(updates, context)
@@ -195,8 +192,8 @@ class ListeningExecution(DryExecution):
                 self._note_training(asked, updates, context)
         return super().compute_values(updates, context, compute)
 
+    @override
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
-        """Record the choice; every member chooses the first model."""
         if self.client in ballot.choosers.members:
             at = CallId(context.time, context.use)
             where = (at.round, at.use, at.part, CHOOSE, _facts_of(context), context.line)
@@ -205,10 +202,10 @@ class ListeningExecution(DryExecution):
         return super().collect_choices(ballot, context)
 
     def _note_training(self, asked: _Asked, updates: Updates, context: ReleaseContext) -> None:
-        place = updates.cohort.members.index(self.client)
-        terms, vectors = _numbers_apart(updates.task.select_clients(place).named_fields())
+        index = updates.cohort.members.index(self.client)
+        terms, vectors = _numbers_apart(updates.task.select_clients(index).named_fields())
         rule, settings, rule_vectors = _rule_of(None if updates.recall is None else updates.recall.memory)
-        plan = {name: _plain(getattr(asked.plans[place], name)) for name in PLAN} if asked.plans else None
+        plan = {name: _plain(getattr(asked.plans[index], name)) for name in PLAN} if asked.plans else None
         where = (updates.at.round, updates.at.use, updates.at.part, asked.kind, _facts_of(context), context.line)
         self.calls.append(PlannedCall(*where, terms, vectors, rule, settings, rule_vectors, plan=plan))
 
@@ -222,8 +219,9 @@ def _rule_of(memory: StateRule | None) -> tuple[str | None, dict[str, Any], tupl
         return None, {}, ()
     rule: Any = memory.rule
     if rule is None or type(rule).__name__ not in RULES:
-        refuse("algorithm", memory.name, "what its clients keep is no rule that a site knows", "choose another")
-    fields = {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
+        reason = "sites do not know the rule for the state that its clients keep"
+        refuse("algorithm", memory.name, reason, "choose another algorithm")
+    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     return type(rule).__name__, *_numbers_apart(fields)
 
 
@@ -236,37 +234,37 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def record_calls(setting: BuiltExperiment, client: int) -> list[PlannedCall]:
+def record_calls(built: BuiltExperiment, client: int) -> list[PlannedCall]:
     """Return every call that reaches the client if it is drawn every time, in order.
 
     Numbers of a state rule may follow from the sizes of other sites, which this site does not know: they arrive with
     the messages. If anything else depends on those sizes, raise Refused, since there is no fixed plan.
     """
     # Plan twice with different sizes elsewhere: whatever differs follows from the sizes of other sites.
-    own, other = (_listen(setting, client, sizes) for sizes in _sizes_two_ways(setting, client))
+    own, other = (_listen(built, client, sizes) for sizes in _sizes_two_ways(built, client))
     if [replace(call, settings={}) for call in own] != [replace(call, settings={}) for call in other]:
-        reason = "what it asks of this site follows from how much data other sites have"
-        refuse("algorithm", setting.experiment.algorithm.name, reason, "give local.steps in place of epochs")
+        reason = "what it asks of this site depends on how much data other sites have"
+        refuse("algorithm", built.experiment.algorithm.name, reason, "give local.steps in place of epochs")
     result = []
     for call, also in zip(own, other, strict=True):
         free = tuple(name for name, value in call.settings.items() if value != also.settings[name])
         settings = {name: value for name, value in call.settings.items() if name not in free}
         call = replace(call, settings=settings, rule_numbers=free)
-        result.append(replace(call, steps=_steps_of(setting, call, client)))
-    return _in_order(result, setting)
+        result.append(replace(call, steps=_steps_of(built, call, client)))
+    return _in_order(result, built)
 
 
-def _sizes_two_ways(setting: BuiltExperiment, client: int) -> tuple[list[int], list[int]]:
+def _sizes_two_ways(built: BuiltExperiment, client: int) -> tuple[list[int], list[int]]:
     """Return the sizes as they are here, and the same with other sizes elsewhere."""
-    sizes = setting.federation.sizes.tolist()
+    sizes = built.federation.sizes.tolist()
     return sizes, [size if n == client else 3 * size + 1000 for n, size in enumerate(sizes)]
 
 
-def _listen(setting: BuiltExperiment, client: int, sizes: list[int]) -> list[PlannedCall]:
-    ledger = Ledger(participants=setting.participants)
+def _listen(built: BuiltExperiment, client: int, sizes: list[int]) -> list[PlannedCall]:
+    ledger = Ledger(participants=built.participants)
     execution = ListeningExecution(sizes, client)
-    sized = replace(setting, federation=_SizedFederation(setting.federation, sizes))  # type: ignore[arg-type]
-    walk_rounds(sized, ledger, execution, setting.experiment.rounds)
+    sized = replace(built, federation=_SizedFederation(built.federation, sizes))  # type: ignore[arg-type]
+    walk_rounds(sized, ledger, execution, built.experiment.rounds)
     return execution.calls
 
 
@@ -280,39 +278,39 @@ class _SizedFederation:
         return getattr(self._federation, name)
 
 
-def _in_order(calls: list[PlannedCall], setting: BuiltExperiment) -> list[PlannedCall]:
-    places = [call.place for call in calls]
+def _in_order(calls: list[PlannedCall], built: BuiltExperiment) -> list[PlannedCall]:
+    places = [call.position for call in calls]
     if len(set(places)) < len(places):
         reason = "asks a site twice in one training call"
-        refuse("algorithm", setting.experiment.algorithm.name, reason, "choose another for real sites")
-    return sorted(calls, key=lambda call: call.place)
+        refuse("algorithm", built.experiment.algorithm.name, reason, "choose another for real sites")
+    return sorted(calls, key=lambda call: call.position)
 
 
-def _steps_of(setting: BuiltExperiment, call: PlannedCall, client: int) -> int:
+def _steps_of(built: BuiltExperiment, call: PlannedCall, client: int) -> int:
     """Return the most local steps of a call: of plain training, of private steps, or of a solver."""
     if call.kind == CHOOSE:
         return call.candidates
-    local, size = setting.experiment.local, int(setting.federation.sizes[client])
-    whole = setting.experiment.samples_scheme == "full" or call.terms.get("whole_batch", False)
+    local, size = built.experiment.local, int(built.federation.sizes[client])
+    whole = built.experiment.samples_scheme == "full" or call.terms.get("whole_batch", False)
     batch = call.terms.get("batch_size") or local.batch_size
     per_epoch = 1 if whole or batch is None else math.ceil(size / batch)
     steps = call.terms.get("steps") or local.steps or (local.epochs or 1) * per_epoch
-    private = setting.mechanism.facts.private_steps.get(client)
+    private = built.mechanism.facts.private_steps.get(client)
     most = max(steps, call.plan["steps"] if call.plan else 0, private.steps if private and not call.plan else 0)
     most *= call.terms.get("repeat", 1) * call.settings.get("inner_steps", 1)
-    if solves_exactly(setting.experiment):
-        most = max(most, _solver_steps(setting, call))
+    if solves_exactly(built.experiment):
+        most = max(most, _solver_steps(built, call))
     return int(most)
 
 
-def _solver_steps(setting: BuiltExperiment, call: PlannedCall) -> int:
+def _solver_steps(built: BuiltExperiment, call: PlannedCall) -> int:
     """Return the iterations that the theory of the solver guarantees.
 
     Without a guarantee the answer could be "it did not converge", which tells something about the data.
     """
-    tolerance = setting.experiment.privacy.gradient_tolerance
+    tolerance = built.experiment.privacy.gradient_tolerance
     if tolerance < FEWEST:
         reason = f"rounding decides below {FEWEST:g} whether a solver stops, and that would depend on the data"
         refuse("privacy.gradient_tolerance", tolerance, reason, "give 1e-9")
-    curvature = setting.experiment.local.weight_decay + call.terms.get("proximal", 0.0)
+    curvature = built.experiment.local.weight_decay + call.terms.get("proximal", 0.0)
     return most_iterations(curvature, gradient_tolerance=tolerance)

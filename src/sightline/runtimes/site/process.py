@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from sightline.errors import SightlineError, invalid
-from sightline.runtimes.remote.message import LARGEST_SITE_WORDS, WireMessage
+from sightline.runtimes.remote.message import LARGEST_SITE_FIELDS, WireMessage
 
 # A node that only asks must not load torch.
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _hung_up(line: socket.socket) -> bool:
 def _answer_bytes(site: "Site", content: bytes | bytearray, still_waits: Callable[[bool], bool]) -> bytes:
     """Return the answer to a message as bytes; raise no Exception but MemoryError."""
     try:
-        return site.answer(WireMessage.from_bytes(content, most_words=LARGEST_SITE_WORDS), still_waits).to_bytes()
+        return site.answer(WireMessage.from_bytes(content, largest_fields=LARGEST_SITE_FIELDS), still_waits).to_bytes()
     except SightlineError as error:
         LOG.warning("refused: %s", error)
         return WireMessage({"refused": str(error)}).to_bytes()
@@ -279,7 +279,7 @@ def ask_site(path: Path, message: WireMessage, *, seconds: float | None = None) 
             _set_deadline(site, end)
             site.connect(str(path))
             _send(site, message.to_bytes(), end)
-            return WireMessage.from_bytes(_receive(site, LARGEST_LETTER, end), most_words=LARGEST_SITE_WORDS)
+            return WireMessage.from_bytes(_receive(site, LARGEST_LETTER, end), largest_fields=LARGEST_SITE_FIELDS)
     except TimeoutError:
         return WireMessage({"refused": f"site-socket: no answer within {seconds:g} seconds"})
     except (EOFError, OSError, SightlineError) as error:

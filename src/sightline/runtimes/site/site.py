@@ -23,7 +23,7 @@ from sightline.events import Clear
 from sightline.ledger import Ledger, SqliteStore, connect_to_write
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, Result
-from sightline.runtimes.remote.message import Task, WireMessage, experiment_digest, read_site_question
+from sightline.runtimes.remote.message import NodeTask, WireMessage, experiment_digest, read_site_question
 from sightline.runtimes.remote.monitor import Metric, labelled, metric
 from sightline.runtimes.site import approval as approving
 from sightline.runtimes.site import state as stored_state
@@ -148,7 +148,7 @@ class Site:
         """Return how many answers of an approval have left, and how many can still be asked for."""
         record, last = self.budget.record(), self._store(approval.id).last
         # Counted answers have left; one that was begun and not counted can still be asked for.
-        left = {call.place: _answer_name(approval, call) in record.counted for call in approval.calls}
+        left = {call.position: _answer_name(approval, call) in record.counted for call in approval.calls}
         waiting = [index for index, counted in left.items() if index > last or (index == last and not counted)]
         return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
 
@@ -196,17 +196,17 @@ class Site:
         try:
             with _about_message():
                 message = read_site_question(message)
-            if message.words.get("call") == HELLO:
+            if message.fields.get("call") == HELLO:
                 return self.hello()
             # A changed policy is opened and checked under the lock.
             if read_policy(self.folder) == self.policy:
                 # Check first, so that a lost approval is reported as lost and not as never given.
                 if not self._checked:
                     self.check()
-                self._find_approval(message.words.get("digest", ""), message.words.get("run", ""))
+                self._find_approval(message.fields.get("digest", ""), message.fields.get("run", ""))
             with self._hold_lock(still_waits):
                 answer = self._answer_call(message)
-            return message.reply(self.policy.client, answer.words, answer.arrays)
+            return message.reply(self.policy.client, answer.fields, answer.arrays)
         except SightlineError as error:
             why = printable(str(error), most=LONGEST_REFUSAL)
             self._log_outcome(message, "refused", why=why)
@@ -229,7 +229,7 @@ class Site:
         return self.budget.status().spent
 
     def _answer_call(self, message: WireMessage) -> WireMessage:
-        words = message.words
+        fields = message.fields
         # The order of the checks below: approval and reservation first, then the call, then its vectors. Nothing is
         # computed for a question that is not in an approved plan.
         # The current policy counts, also for what was approved under an earlier one.
@@ -238,12 +238,12 @@ class Site:
             self._reopen(policy)
         if not self._checked:
             self._check_files()
-        approval, store = self._find_approval(str(words.get("digest", "")), str(words.get("run", "")))
+        approval, store = self._find_approval(str(fields.get("digest", "")), str(fields.get("run", "")))
         mark = self.budget.require(approval.id, approval.composition)
         with _about_message():
-            call = approval.find_call(words.get("call"), words.get("round"), words.get("use"), words.get("part", 0))
+            call = approval.find_call(fields.get("call"), fields.get("round"), fields.get("use"), fields.get("part", 0))
         side = self._built(approval.id)
-        dimension = side.setting.model.parameters
+        dimension = side.built.model.parameters
         with _about_message():
             vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
             task = call.task_of(vectors, self.policy.client)
@@ -251,28 +251,26 @@ class Site:
         name = _answer_name(approval, call)
         # The same question gets the stored answer. Fresh noise on the same value, or the same noise on a changed value,
         # would each reveal more than the ledger charges.
-        before = store.answer_to(call.place, asked)
+        before = store.answer_to(call.position, asked)
         if before is not None:
             self._let_go(approval, name)
             self._log_outcome(message, "repeated", approval=approval.id)
             return before
-        store.refuse_passed(call.place, asked)
+        store.refuse_passed(call.position, asked)
         if self.budget.was_counted(name):
             stored_state.refuse_missing_answers(APPROVALS)
         memory = "" if task.memory is None else task.memory.name
         # Noise and sampling are keyed by the question and the data, under a root from the operating system: after a
         # crash the same question draws the same noise, and no other value ever does.
         draws = hashlib.sha256(f"{approval.id} {asked} {self._data_digest}".encode()).digest()
-        side = ClientSide(
-            side.setting, Streams.from_seed(side.setting.experiment.seed), Streams(self._root.root + draws)
-        )
+        side = ClientSide(side.built, Streams.from_seed(side.built.experiment.seed), Streams(self._root.root + draws))
         begun = time.monotonic()
         # The order must not change: ledger, value, stored answer, counter, and only then the answer leaves.
-        clear = self._record_answer(approval, store, call, task, side, str(words.get("run", "")), asked, mark)
+        clear = self._record_answer(approval, store, call, task, side, str(fields.get("run", "")), asked, mark)
         result = self._compute_output(side, task, approval, *store.kept(memory))
         # Whether an update was finite depends on the data: reveal it only where the update itself is handed over.
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
-        store.put_answer(call.place, asked, answer, memory, result)
+        store.put_answer(call.position, asked, answer, memory, result)
         self._wait_from(begun)
         self._let_go(approval, name)
         self._log_outcome(message, "answered", approval=approval.id)
@@ -281,9 +279,11 @@ class Site:
     def _log_outcome(self, message: WireMessage, outcome: str, **more: str) -> None:
         """Write one line about a question, and count it."""
         # No duration, which depends on the data: administrators send logs to other machines.
-        words = {name: message.words[name] for name in ("call", "round", "use", "part", "run") if name in message.words}
-        fields = {"event": "answer", "outcome": outcome, "client": self.policy.client} | words | more
-        at = f"round {words['round']}: " if type(words.get("round")) is int else ""
+        named = {
+            name: message.fields[name] for name in ("call", "round", "use", "part", "run") if name in message.fields
+        }
+        fields = {"event": "answer", "outcome": outcome, "client": self.policy.client} | named | more
+        at = f"round {named['round']}: " if type(named.get("round")) is int else ""
         level = logging.WARNING if outcome == "refused" else logging.INFO
         why = f": {more['why']}" if "why" in more else ""
         LOG.log(level, "%s%s%s", at, outcome, why, extra={"fields": fields})
@@ -336,7 +336,7 @@ class Site:
         stores = {approval.id: self._store(approval.id) for approval in approvals}
         with self._read_ledger() as ledger:
             joints = {release.joint for release in ledger}
-        stored_state.check_answers({id: store.read().words for id, store in stores.items()}, record, joints)
+        stored_state.check_answers({id: store.read().fields for id, store in stores.items()}, record, joints)
         for id, store in stores.items():
             store.check_ledger(sum(joint.startswith(f"{id}, ") for joint in joints))
         self._checked = True
@@ -346,7 +346,7 @@ class Site:
         approval: Approval,
         store: RunStore,
         call: PlannedCall,
-        task: Task,
+        task: NodeTask,
         side: ClientSide,
         run: str,
         asked: str,
@@ -361,21 +361,20 @@ class Site:
             store.check_ledger(recorded)
             context = side.release_context(task, next_id=len(ledger))
             claims = approving.own_claims(task, updates, context, side.mechanism(approval.noise, context))
-            if store.read().words.get("asked") != asked:
-                store.begin(run, call.place, asked, recorded=recorded, mark=mark)
+            if store.read().fields.get("asked") != asked:
+                store.begin(run, call.position, asked, recorded=recorded, mark=mark)
             # After a crash the claim may be in the ledger already: the same call is charged once.
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
         return any(release.event == Clear() for release in claims)
 
     def _compute_output(
-        self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
+        self, side: ClientSide, task: NodeTask, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
-        """Return the value; if it cannot be computed, return the value of the same call on blank examples.
+        """Return the result of a task, or, if the computation fails, its result on blank examples.
 
-        A failure would tell something about the data, blank examples tell nothing. If they fail too, the approval ends:
-        a value without noise must not leave, and a refusal of every question would tell each time whether the data
-        failed.
+        A refusal would reveal that the computation failed on these data. If blank examples fail too, end the approval
+        and raise Refused, so that later questions do not reveal it either.
         """
         begun = time.monotonic()
         try:
@@ -391,7 +390,7 @@ class Site:
         raise Refused(one_line("approval", approval.id, ENDINGS["failed"], "the site's log says why"))
 
     def _compute_with(
-        self, side: ClientSide, task: Task, approval: Approval, kept: Tensor | None, noised: bool
+        self, side: ClientSide, task: NodeTask, approval: Approval, kept: Tensor | None, noised: bool
     ) -> Result:
         context = side.release_context(task)
         updates = side.updates_for(task, kept, noised=noised)
@@ -408,8 +407,8 @@ class Site:
         blank = self.data.train
         empty = replace(self.data, train=replace(blank, x=np.zeros_like(blank.x), y=np.zeros_like(blank.y)))
         facts = {"classes": self.policy.classes, "vocabulary": self.policy.vocabulary}
-        federation = federation_of(empty, self.policy.client, len(side.setting.clients), **facts)
-        return side.with_setting(replace(side.setting, federation=federation))
+        federation = federation_of(empty, self.policy.client, len(side.built.clients), **facts)
+        return side.with_built(replace(side.built, federation=federation))
 
     def _build_side(self, id: str) -> ClientSide:
         """Build the experiment of an approval over this site's data."""
@@ -473,7 +472,7 @@ def _answer_name(approval: Approval, call: PlannedCall) -> str:
 
 def _question_hash(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor]) -> str:
     """Return the hash of a question: the call and its vectors."""
-    digest = hashlib.sha256(json.dumps([approval.id, call.kind, *call.place, call.part]).encode())
+    digest = hashlib.sha256(json.dumps([approval.id, call.kind, *call.position, call.part]).encode())
     for name, vector in sorted(vectors.items()):
         array = vector.numpy()
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())

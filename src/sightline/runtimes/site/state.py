@@ -43,15 +43,15 @@ class RunStore:
     @property
     def run(self) -> str | None:
         """Return the run that the approval is bound to, or None."""
-        run = self.read().words.get("run")
+        run = self.read().fields.get("run")
         return None if run is None else str(run)
 
     @property
     def last(self) -> tuple[int, ...]:
         """Return the position of the last call that was begun, or a position before all calls."""
-        return tuple(self.read().words.get("last", (0, -1)))
+        return tuple(self.read().fields.get("last", (0, -1)))
 
-    def begin(self, run: str, place: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str]) -> None:
+    def begin(self, run: str, position: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str]) -> None:
         """Bind the run and mark a call as begun: from now on only this exact question is answered for it.
 
         `recorded` is the number of this run's answers in the ledger: a call that a crash kept out of it does not count
@@ -59,43 +59,45 @@ class RunStore:
         """
         stored = self.read()
         # Only the last round is kept: a resumed run repeats that round, and calls come in increasing order.
-        round = f"{place[0]}."
-        answers = {name: one for name, one in stored.words.get("answers", {}).items() if name.startswith(round)}
+        round = f"{position[0]}."
+        answers = {name: one for name, one in stored.fields.get("answers", {}).items() if name.startswith(round)}
         arrays = {n: a for n, a in stored.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
-        begun = {"run": run, "last": list(place), "asked": asked, "begun": recorded + 1, "mark": list(mark)}
-        self._write({**stored.words, **begun, "answers": answers}, arrays)
+        begun = {"run": run, "last": list(position), "asked": asked, "begun": recorded + 1, "mark": list(mark)}
+        self._write({**stored.fields, **begun, "answers": answers}, arrays)
 
-    def put_answer(self, place: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result) -> None:
+    def put_answer(
+        self, position: tuple[int, int], asked: str, answer: WireMessage, memory: str, result: Result
+    ) -> None:
         """Store an answer and the client state that follows from it."""
-        stored, name = self.read(), f"{place[0]}.{place[1]}"
-        answers = {**stored.words["answers"], name: {"asked": asked, "words": dict(answer.words)}}
-        kinds = dict(stored.words.get("kinds", {}))
+        stored, name = self.read(), f"{position[0]}.{position[1]}"
+        answers = {**stored.fields["answers"], name: {"asked": asked, "words": dict(answer.fields)}}
+        kinds = dict(stored.fields.get("kinds", {}))
         arrays = {**stored.arrays, f"answer/{name}": answer.arrays["value"]}
         if result.kept is not None:
             kinds[memory] = NOISED if result.noised else UNNOISED
             arrays[f"kept/{memory}"] = result.kept.numpy()
-        self._write({**stored.words, "answers": answers, "kinds": kinds}, arrays)
+        self._write({**stored.fields, "answers": answers, "kinds": kinds}, arrays)
 
-    def _write(self, words: Mapping[str, Any], arrays: Arrays) -> None:
-        write_secret(self.path, WireMessage(words, arrays).to_bytes())
+    def _write(self, fields: Mapping[str, Any], arrays: Arrays) -> None:
+        write_secret(self.path, WireMessage(fields, arrays).to_bytes())
 
-    def answer_to(self, place: tuple[int, int], asked: str) -> WireMessage | None:
+    def answer_to(self, position: tuple[int, int], asked: str) -> WireMessage | None:
         """Return the stored answer to this exact question if it was asked in the last round, or None."""
-        stored, name = self.read(), f"{place[0]}.{place[1]}"
-        answer = stored.words.get("answers", {}).get(name)
+        stored, name = self.read(), f"{position[0]}.{position[1]}"
+        answer = stored.fields.get("answers", {}).get(name)
         if answer is None or answer["asked"] != asked:
             return None
         return WireMessage(answer["words"], {"value": stored.arrays[f"answer/{name}"]})
 
-    def refuse_passed(self, place: tuple[int, int], asked: str) -> None:
+    def refuse_passed(self, position: tuple[int, int], asked: str) -> None:
         """Raise Refused for a call that is not after the last one, unless a crash kept that one from its answer."""
-        words = self.read().words
+        fields = self.read().fields
         last = self.last
         # Fresh noise for a repeated call would give the server two noisy versions of one value, charged once.
-        if place > last or (place == last and words["asked"] == asked):
+        if position > last or (position == last and fields["asked"] == asked):
             return
-        at = f"round {place[0]}, use {place[1]}"
-        if place == last or f"{place[0]}.{place[1]}" in words["answers"]:
+        at = f"round {position[0]}, use {position[1]}"
+        if position == last or f"{position[0]}.{position[1]}" in fields["answers"]:
             raise Refused(f"call={at}: answered already, with other vectors; a call is answered once")
         raise Refused(f"call={at}: the run is past it, at round {last[0]}, use {last[1]}; calls must come in order")
 
@@ -103,15 +105,15 @@ class RunStore:
         """Return the client state, and whether it was made from noised values only."""
         stored = self.read()
         array = stored.arrays.get(f"kept/{memory}")
-        return (None, True) if array is None else (own_tensor(array), stored.words["kinds"][memory] == NOISED)
+        return (None, True) if array is None else (own_tensor(array), stored.fields["kinds"][memory] == NOISED)
 
     def check_ledger(self, recorded: int) -> None:
         """Raise LedgerDamaged if the ledger has more or fewer answers of the run than were begun."""
-        words = self.read().words
-        begun = words.get("begun", 0)
-        last = ".".join(map(str, words.get("last", ())))
+        fields = self.read().fields
+        begun = fields.get("begun", 0)
+        last = ".".join(map(str, fields.get("last", ())))
         # A crash between `begin` and the ledger leaves one call begun and not recorded: that state is honest.
-        unanswered = begun > 0 and last not in words["answers"]
+        unanswered = begun > 0 and last not in fields["answers"]
         if recorded not in ({begun, begun - 1} if unanswered else {begun}):
             refuse_missing_answers(BUDGET)
 

@@ -37,7 +37,7 @@ def find_compiler() -> list[str] | None:
         asked = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError:  # an open quote
         asked = ["cc"]
-    return next((words for words in (asked, ["gcc"], ["clang"]) if shutil.which(words[0])), None)
+    return next((command for command in (asked, ["gcc"], ["clang"]) if shutil.which(command[0])), None)
 
 
 def compile_sources(

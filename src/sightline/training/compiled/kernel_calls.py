@@ -127,8 +127,8 @@ def try_conv(library: ctypes.CDLL) -> bool:
     weights = rng.standard_normal(29).astype(np.float32)
     expected = weights.astype(float)
     for rows in ([0, 1], [2]):
-        some, labels = x[rows].astype(float), y[rows]
-        expected = descend_numerically(partial(tiny_loss, some, labels), expected, 0.5)
+        batch, labels = x[rows].astype(float), y[rows]
+        expected = descend_numerically(partial(tiny_loss, batch, labels), expected, 0.5)
     memory = np.empty(library.sightline_conv_bytes(ctypes.byref(settings), stages), np.uint8)
     arrays = [array_pointer(array) for array in (memory, weights, x, y, table)]
     library.sightline_conv_walk(ctypes.byref(settings), stages, *arrays[:2], None, None, None, *arrays[2:], 2)
@@ -137,12 +137,12 @@ def try_conv(library: ctypes.CDLL) -> bool:
 
 def try_normals(library: ctypes.CDLL) -> bool:
     """Return whether normal numbers equal numpy's, extreme words included."""
-    words = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 1001)
-    words[:4] = 0, -1, -(2**63), 2**63 - 1
+    bits = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 1001)
+    bits[:4] = 0, -1, -(2**63), 2**63 - 1
     both = np.empty(2002, np.float32)
-    library.sightline_normals(array_pointer(words), len(words), array_pointer(both))
-    radius = np.sqrt(-2 * np.log(np.maximum(np.abs(words.astype(np.float32)).astype(float) * 2.0**-63, 2.0**-64)))
-    angle = np.roll(words.astype(np.int32), -(len(words) // 2)) * (np.pi / 2**31)
+    library.sightline_normals(array_pointer(bits), len(bits), array_pointer(both))
+    radius = np.sqrt(-2 * np.log(np.maximum(np.abs(bits.astype(np.float32)).astype(float) * 2.0**-63, 2.0**-64)))
+    angle = np.roll(bits.astype(np.int32), -(len(bits) // 2)) * (np.pi / 2**31)
     expected = np.concatenate([np.cos(angle) * radius, np.sin(angle) * radius])
     return bool(np.allclose(both, expected, rtol=1e-5, atol=1e-5))
 

@@ -28,7 +28,7 @@ from sightline.training.compiled.library import Missing, find_library
 from sightline.training.dispatch import dense_layers
 from sightline.training.fast.chains import flat_children, size_pair
 from sightline.training.fast.graph_worker import close_by_tensor
-from sightline.training.fast.stacked import Block, StackWalk
+from sightline.training.fast.stacked import Block, PlainRun
 from sightline.training.gradients import GradientWorker
 from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_table, client_rows, shuffled_batches
 
@@ -40,11 +40,14 @@ from sightline.training.local_work import Descent, LocalTerms, LocalWork, batch_
 def check_kernel(model: FlatModel) -> None:
     """Raise unless the kernel supports this model and compiled code is available."""
     if not model.task.classic:
-        reason = f"compiled code has the gradient of cross entropy, not of {model.task.loss_name or model.task.name}"
-        invalid("local.compiled", True, reason, "leave it out")
+        other = model.task.loss_name or model.task.name
+        reason = f"compiled code computes only the gradient of cross entropy, not of {other}"
+        invalid("local.compiled", True, reason, "remove local.compiled")
     layers = dense_layers(model)
     if layers is None or len(layers) != 1:
-        invalid("local.compiled", True, f"compiled code trains linear models, not {model.name}", "leave it out")
+        invalid(
+            "local.compiled", True, f"compiled code trains linear models, not {model.name}", "remove local.compiled"
+        )
     kernel_library()
 
 
@@ -56,30 +59,30 @@ def kernel_library() -> ctypes.CDLL:
     return library
 
 
-def train_compiled(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
+def train_compiled(run: PlainRun, clients: NDArray[np.intp]) -> Iterator[Block]:
     """Train one linear client after the other; a client's end has the same bits in any cohort.
 
     Guarantees: labels outside the classes are refused before the kernel reads them.
     """
-    check_kernel(walk.model)
-    ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
+    check_kernel(run.model)
+    ends = torch.stack([client_rows(run.starts, client) for client in clients.tolist()]).contiguous()
     for end, client in zip(ends, clients.tolist(), strict=True):
-        if walk.steps[client]:
-            _walk_linear_client(walk, end, client)
+        if run.steps[client]:
+            _walk_linear_client(run, end, client)
     yield clients, ends
 
 
-def _walk_linear_client(walk: StackWalk, end: Tensor, client: int) -> None:
+def _walk_linear_client(run: PlainRun, end: Tensor, client: int) -> None:
     """Move one client's weights, in place, through all its steps."""
-    work, shard = walk.work, walk.shards[client]
-    x, y = shard_examples(shard, walk.model)
-    batches = step_table(walk, client)
-    descent = Descent.begin(work, walk.terms, end, client)
+    work, shard = run.work, run.shards[client]
+    x, y = shard_examples(shard, run.model)
+    batches = step_table(run, client)
+    descent = Descent.begin(work, run.terms, end, client)
     settings = LinearSettings(
-        x.shape[1], walk.model.classes, len(walk.model.layout) - 1, batches.shape[1],
+        x.shape[1], run.model.classes, len(run.model.layout) - 1, batches.shape[1],
         work.learning_rate, work.momentum, work.weight_decay, descent.proximal, work.step_norm or 0.0,
     )  # fmt: skip
-    parts = (end, descent.velocity, torch.empty_like(end), torch.empty(walk.model.classes))
+    parts = (end, descent.velocity, torch.empty_like(end), torch.empty(run.model.classes))
     terms, kept = term_pointers(descent)
     pointers = [None if part is None else ctypes.c_void_p(part.data_ptr()) for part in parts]
     data = [array_pointer(array) for array in (x, y, batches)]
@@ -107,13 +110,13 @@ def term_pointers(descent: Descent) -> tuple[list[ctypes.c_void_p | None], list[
     return [None if term is None else ctypes.c_void_p(term.data_ptr()) for term in kept], kept
 
 
-def step_table(walk: StackWalk, client: int) -> NDArray[np.int64]:
+def step_table(run: PlainRun, client: int) -> NDArray[np.int64]:
     """Return (steps, b) rows of the client's shard, padded with -1."""
-    examples, steps = len(walk.shards[client]), walk.steps[client]
-    if walk.work.batch_size is None:
+    examples, steps = len(run.shards[client]), run.steps[client]
+    if run.work.batch_size is None:
         return np.tile(np.arange(examples), (steps, 1))
-    width = min(walk.work.batch_size, examples)
-    return batch_table(examples, walk.work, steps, walk.rngs[client], width=width, first=0, nothing=-1)
+    width = min(run.work.batch_size, examples)
+    return batch_table(examples, run.work, steps, run.rngs[client], width=width, first=0, nothing=-1)
 
 
 MOST_STAGES = 32
@@ -195,7 +198,7 @@ def read_stages(model: FlatModel) -> tuple[ConvStage, ...]:
     """Return the stages of a chain; raise `NotWalkable` for anything else."""
     module = model.module()
     if type(module) is not nn.Sequential or len(model.input_shape) != 3:
-        raise NotWalkable(f"{model.name} is no chain of layers on images")
+        raise NotWalkable(f"{model.name} is not a chain of layers on images")
     if not model.task.classic or model.device.type != "cpu":
         raise NotWalkable("compiled code has the gradient of cross entropy, on the CPU")
     chain = ChainReader(model)
@@ -277,35 +280,33 @@ class ChainReader:
         return tuple(self.stages)
 
 
-def train_walked(walk: StackWalk, clients: NDArray[np.intp]) -> Iterator[Block]:
+def train_walked(run: PlainRun, clients: NDArray[np.intp]) -> Iterator[Block]:
     """Train one convolutional client after the other; a client's end has the same bits in any cohort.
 
     Guarantees: labels outside the classes and examples of another size are refused before the kernel reads them.
     """
-    kernel = walk_kernel_for(walk.model)
+    kernel = walk_kernel_for(run.model)
     if isinstance(kernel, str):
         invalid("paths.plain", "compiled", kernel, "use another path")
-    yield clients, walk_clients(kernel, walk, clients)
+    yield clients, walk_clients(kernel, run, clients)
 
 
-def walk_clients(kernel: WalkKernel, walk: StackWalk, clients: NDArray[np.intp]) -> Tensor:
+def walk_clients(kernel: WalkKernel, run: PlainRun, clients: NDArray[np.intp]) -> Tensor:
     """Return the end vectors of these clients."""
-    ends = torch.stack([client_rows(walk.starts, client) for client in clients.tolist()]).contiguous()
+    ends = torch.stack([client_rows(run.starts, client) for client in clients.tolist()]).contiguous()
     memory: list[NDArray[np.uint8]] = []
     for end, client in zip(ends, clients.tolist(), strict=True):
-        if walk.steps[client]:
-            _walk_client(kernel, walk, end, client, memory)
+        if run.steps[client]:
+            _walk_client(kernel, run, end, client, memory)
     return ends
 
 
-def _walk_client(
-    kernel: WalkKernel, walk: StackWalk, end: Tensor, client: int, memory: list[NDArray[np.uint8]]
-) -> None:
+def _walk_client(kernel: WalkKernel, run: PlainRun, end: Tensor, client: int, memory: list[NDArray[np.uint8]]) -> None:
     """Move one client's weights, in place, through all its steps; `memory` is reused between clients."""
-    x, y = shard_examples(walk.shards[client], walk.model)
-    batches = step_table(walk, client)
-    descent = Descent.begin(walk.work, walk.terms, end, client)
-    settings = kernel.settings(walk.model, walk.work, descent.proximal, batches.shape[1])
+    x, y = shard_examples(run.shards[client], run.model)
+    batches = step_table(run, client)
+    descent = Descent.begin(run.work, run.terms, end, client)
+    settings = kernel.settings(run.model, run.work, descent.proximal, batches.shape[1])
     stages = (ConvStage * len(kernel.stages))(*kernel.stages)
     if not memory:
         memory.append(np.empty(kernel.library.sightline_conv_bytes(ctypes.byref(settings), stages), np.uint8))
@@ -326,8 +327,8 @@ def agrees_with_autograd(kernel: WalkKernel, model: FlatModel) -> bool:
     shards, terms = [Shard(x, y), Shard(x[:2], y[:2])], LocalTerms(proximal=0.1)
     start = flatten_module(model.module())
     rngs = [np.random.default_rng(client) for client in range(2)]
-    walk = StackWalk(model, start, shards, work, rngs, terms, [4, 4])
-    ends = walk_clients(kernel, walk, np.arange(2))
+    run = PlainRun(model, start, shards, work, terms, rngs, [4, 4])
+    ends = walk_clients(kernel, run, np.arange(2))
     worker = GradientWorker(model)
     for client, shard in enumerate(shards):
         worker.weights.copy_(start)

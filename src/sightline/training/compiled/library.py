@@ -37,7 +37,7 @@ class Missing:
     """Why there is no compiled code, and what to do about it."""
 
     reason: str
-    way_out: str = "leave it out"
+    way_out: str = "remove local.compiled"
 
 
 @cache
@@ -48,7 +48,7 @@ def find_library() -> ctypes.CDLL | Missing:
             return load_library(path)
     compiler = find_compiler()
     if compiler is None:
-        return Missing("there is no C compiler here", "install one (cc, gcc or clang), or leave it out")
+        return Missing("no C compiler was found", "install one (cc, gcc or clang), or remove local.compiled")
     folder = kept_folder()
     return compile_once(compiler) if folder is None else kept_library(compiler, folder)
 
@@ -125,7 +125,7 @@ def write_library(compiler: list[str], path: Path) -> Missing | None:
     try:
         error = compile_native(compiler, made)
         if error:
-            return Missing(f"{compiler[0]} could not compile it ({error})")
+            return Missing(f"{compiler[0]} could not compile the kernels ({error})")
         made.chmod(0o700)
         made.replace(path)
     finally:
@@ -144,19 +144,21 @@ def compile_once(compiler: list[str]) -> ctypes.CDLL | Missing:
     try:
         temporary = tempfile.TemporaryDirectory(prefix="sightline-")
     except OSError as refusal:
-        return Missing(f"there is no folder to compile it in ({refusal.strerror})", "set TMPDIR, or leave it out")
+        return Missing(
+            f"no folder to compile in is available ({refusal.strerror})", "set TMPDIR, or remove local.compiled"
+        )
     with temporary as folder:
         path = Path(folder) / "kernels.so"
         error = compile_native(compiler, path)
         if error:
-            return Missing(f"{compiler[0]} could not compile it ({error})")
+            return Missing(f"{compiler[0]} could not compile the kernels ({error})")
         if wrong := run_probe(path):
             return Missing(wrong)
         try:
             return load_library(path)
         except OSError:
             reason = f"compiled code cannot be loaded from {tempfile.gettempdir()}"
-            return Missing(reason, "set TMPDIR to a folder that may hold programs, or leave it out")
+            return Missing(reason, "set TMPDIR to a folder that may hold programs, or remove local.compiled")
 
 
 def kept_folder() -> Path | None:
@@ -220,7 +222,7 @@ def run_probe(path: Path) -> str:
     except subprocess.TimeoutExpired:
         return SLOW
     except OSError as error:
-        return f"compiled code cannot be tried out ({error.strerror})"
+        return f"compiled code cannot be tried ({error.strerror})"
     if code < 0:
         return f"compiled code ends with signal {-code} on this processor"
     return {0: "", 3: "compiled code does not compute what it should here"}.get(code, "compiled code cannot be loaded")
@@ -232,7 +234,7 @@ def noise_missing() -> str | None:
     return library.reason if isinstance(library, Missing) else None
 
 
-def normals_of(words: Tensor) -> Tensor | None:
+def normals_of(bits: Tensor) -> Tensor | None:
     """Return two standard normal float32 numbers per int64 word, all cosines first; None without compiled code.
 
     Guarantees: a function of the words alone. Equal to `draw_gaussian` up to float32 rounding, with tails as long.
@@ -241,6 +243,6 @@ def normals_of(words: Tensor) -> Tensor | None:
     library = find_library()
     if isinstance(library, Missing):
         return None
-    words, both = words.contiguous(), torch.empty(2 * len(words))
-    library.sightline_normals(words.data_ptr(), len(words), both.data_ptr())
+    bits, both = bits.contiguous(), torch.empty(2 * len(bits))
+    library.sightline_normals(bits.data_ptr(), len(bits), both.data_ptr())
     return both

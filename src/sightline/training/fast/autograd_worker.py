@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from sightline.models.flat import FlatModel, bind_parameters, probe_inputs
 from sightline.training.clipping import Balls, Clip, factors_of, square_norms
@@ -139,17 +140,17 @@ class AffineRule(ClippingRule):
             x.reshape(batch, -1, x.shape[-1]), g.reshape(batch, -1, g.shape[-1]), bias="bias" in self.gradient
         )
 
+    @override
     def read(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """Return norms from the record."""
         self.page = self.norms_of(x, g)
         return self.page.norms()
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero these examples' records."""
         self.page.blank(broken)
 
+    @override
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
-        """Add the clipped sums of weight and bias."""
         self.gradient["weight"] += self.as_weight(self.page.weight_sum(factors["weight"]))
         bias = self.page.bias_sum(factors["bias"]) if "bias" in factors else None
         if bias is not None:
@@ -166,8 +167,8 @@ class ConvolutionRule(AffineRule):
 
     layer: nn.Conv2d
 
+    @override
     def norms_of(self, x: Tensor, g: Tensor) -> AffineNorms:
-        """Return norms of patches and output pixels."""
         how = (size_pair(self.layer.kernel_size), size_pair(self.layer.stride), size_pair(self.layer.padding))
         return AffineNorms(unfold_patches(x, *how), g.permute(0, 2, 3, 1).flatten(1, 2), bias="bias" in self.gradient)
 
@@ -200,14 +201,14 @@ class NormRule(ClippingRule):
             return values.flatten(2).sum(2) if values.dim() > 2 else values
         return values.reshape(len(values), -1, *self.layer.normalized_shape).sum(1)
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero these examples' rows."""
         self.rows = {
             name: rows.flatten(1).masked_fill(broken[:, None], 0.0).view_as(rows) for name, rows in self.rows.items()
         }
 
+    @override
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
-        """Add s @ rows."""
         for name, rows in self.rows.items():
             self.gradient[name] += (factors[name] @ rows.flatten(1)).view(rows.shape[1:])
         del self.rows
@@ -224,8 +225,8 @@ class EmbeddingRule(ClippingRule):
         slack = gram_rounding(torch.linalg.vector_norm(self.g, dim=2), self.g.shape[1] + self.g.shape[2])
         return {"weight": inner + slack}
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero these examples' gradients."""
         self.g = self.g.masked_fill(broken[:, None, None], 0.0)
 
     def add_clipped(self, factors: Mapping[str, Tensor]) -> None:
@@ -314,10 +315,10 @@ class AutogradWorker(GradientWorker):
             if isinstance(getattr(layer, "inplace", None), bool):
                 # An in-place layer would overwrite an input that a rule has recorded.
                 layer.inplace = False
-            words = [] if isinstance(layer, nn.LSTM) else [word for word, _ in layer.named_parameters(recurse=False)]
-            if any(tensor_name(name, word) not in gradient for word in words):
+            tensors = [] if isinstance(layer, nn.LSTM) else [key for key, _ in layer.named_parameters(recurse=False)]
+            if any(tensor_name(name, tensor) not in gradient for tensor in tensors):
                 raise NoClippingRule(f"layer {name} shares a parameter with another, or has a frozen one")
-            own = {word: gradient[tensor_name(name, word)] for word in words}
+            own = {tensor: gradient[tensor_name(name, tensor)] for tensor in tensors}
             if isinstance(layer, UnrolledLSTM):
                 taken += self.attach_recurrent(name, layer, gradient)
             elif own:
@@ -333,15 +334,15 @@ class AutogradWorker(GradientWorker):
 
     def attach_recurrent(self, name: str, layer: UnrolledLSTM, gradient: dict[str, Tensor]) -> int:
         """Attach one clipping rule per direction and layer of an LSTM; return its number of tensors."""
-        words = [word for word, _ in layer.lstm.named_parameters()]
-        for suffix in {word.split("_", 2)[2] for word in words}:
+        tensors = [tensor for tensor, _ in layer.lstm.named_parameters()]
+        for suffix in {tensor.split("_", 2)[2] for tensor in tensors}:
             own = {
-                w.rsplit("_" + suffix, 1)[0]: gradient[f"{name}.{w}".lstrip(".")]
-                for w in words
-                if w.split("_", 2)[2] == suffix
+                tensor.rsplit("_" + suffix, 1)[0]: gradient[tensor_name(name, tensor)]
+                for tensor in tensors
+                if tensor.split("_", 2)[2] == suffix
             }
             self.recurrent[name, "_" + suffix] = RecurrentRule(own)
-        return len(words)
+        return len(tensors)
 
     def see_layer(self, name: str, inputs: Any, output: Tensor) -> None:
         """Keep a layer's input and output, and make sure that the output's gradient can be read."""
@@ -402,8 +403,8 @@ class AutogradWorker(GradientWorker):
         ends = [output for _, output, _ in self.seen.values()] + [run.gates for run in self.runs.values()]
         return list(torch.autograd.grad(loss, ends)), len(self.seen)
 
+    @override
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """Run one pass and return the squared norms of its examples from the rules' records."""
         self.twin.train(not self.probing)
         gradients, plain = self.output_gradients(x, y)
         norms = [
@@ -416,10 +417,10 @@ class AutogradWorker(GradientWorker):
         ]
         return norms
 
+    @override
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
-        """Add the clipped sum of the first examples of one pass."""
         if self.recurrent and isinstance(clip, Balls):
-            raise NoClippingRule("the weights of an LSTM are not booked apart")
+            raise NoClippingRule("the weights of an LSTM have no separate norms")
         broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
         if broken is not None:
             for name in self.seen:
@@ -427,17 +428,17 @@ class AutogradWorker(GradientWorker):
             for key in self.runs:
                 self.recurrent[key].blank(broken)
         for name in self.seen:
-            own = {word: factors(tensor_name(name, word)) for word in self.rules[name].gradient}
+            own = {tensor: factors(tensor_name(name, tensor)) for tensor in self.rules[name].gradient}
             self.rules[name].add_clipped(own)
         for key in self.runs:
             self.recurrent[key].add_clipped(factors(""))
 
 
-def tensor_name(layer: str, word: str) -> str:
+def tensor_name(layer: str, tensor: str) -> str:
     """Return the name of a layer's tensor in the model."""
-    return f"{layer}.{word}".lstrip(".")
+    return f"{layer}.{tensor}".lstrip(".")
 
 
 def named_norms(layer: str, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return a layer's norms under the full names of its tensors."""
-    return {tensor_name(layer, word): square for word, square in norms.items()}
+    return {tensor_name(layer, tensor): square for tensor, square in norms.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from sightline.data.federation import Kind
 from sightline.models.flat import FlatModel, Slot
@@ -77,13 +78,13 @@ class ReLU(Layer):
 
     in_place = False
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return max(x, 0)."""
         self.y = torch.relu_(x) if self.in_place else torch.relu(x)
         return self.y
 
+    @override
     def backward(self, g: Tensor) -> Tensor:
-        """Return g where the output is positive."""
         gradient: Tensor = aten.threshold_backward(g, self.y, 0)
         return gradient
 
@@ -93,13 +94,13 @@ class Tanh(Layer):
 
     in_place = False
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return tanh(x)."""
         self.y = torch.tanh_(x) if self.in_place else torch.tanh(x)
         return self.y
 
+    @override
     def backward(self, g: Tensor) -> Tensor:
-        """Return g (1 - y^2)."""
         gradient: Tensor = aten.tanh_backward(g, self.y)
         return gradient
 
@@ -110,15 +111,15 @@ class MaxPool(Layer):
     def __init__(self, size: Pair, stride: Pair, padding: Pair) -> None:
         self.how = (list(size), list(stride), list(padding), [1, 1], False)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return the maximum of every window."""
         self.x = x
         y, self.index = aten.max_pool2d_with_indices(x, *self.how)
         pooled: Tensor = y
         return pooled
 
+    @override
     def backward(self, g: Tensor) -> Tensor:
-        """Return g at the pixels that were the maximum."""
         gradient: Tensor = aten.max_pool2d_with_indices_backward(g, self.x, *self.how, self.index)
         return gradient
 
@@ -141,16 +142,16 @@ class Affine(Layer):
         if views > 1 and self.affine_norms is not None:
             self.affine_norms = self.affine_norms.join_views(views)
 
+    @override
     def norms(self) -> dict[str, Tensor]:
-        """Return |gradient|^2 of every recorded example, by tensor."""
         if self.affine_norms is None:
-            raise RuntimeError("norms asked for before a backward pass was recorded")
-        return {f"{self.name}.{word}": square for word, square in self.affine_norms.norms().items()}
+            raise RuntimeError("norms were requested before a backward pass was recorded")
+        return {f"{self.name}.{tensor_name}": square for tensor_name, square in self.affine_norms.norms().items()}
 
+    @override
     def add_clipped(self, factors: Callable[[str], Tensor], broken: Tensor | None) -> None:
-        """Add the clipped sums of weight and bias, then drop the record."""
         if self.affine_norms is None:
-            raise RuntimeError("a clipped sum asked for before a backward pass was recorded")
+            raise RuntimeError("a clipped sum was requested before a backward pass was recorded")
         # Zero times NaN is NaN: non-finite examples are blanked before the weighted sum.
         if broken is not None:
             self.affine_norms.blank(broken)
@@ -169,20 +170,20 @@ class Affine(Layer):
 class Dense(Affine):
     """y = x W^T + b."""
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return x W^T + b."""
         self.x = x
         return affine_product(x, self.weight, self.bias)
 
+    @override
     def backward(self, g: Tensor) -> Tensor | None:
-        """Return g W; write the summed gradients g^T x and sum g."""
         torch.mm(g.t(), self.x, out=self.weight_gradient)
         if self.bias_gradient is not None:
             torch.sum(g, 0, out=self.bias_gradient)
         return g @ self.weight if self.wanted else None
 
+    @override
     def record(self, g: Tensor) -> Tensor | None:
-        """Return g W; keep the record."""
         self.affine_norms = AffineNorms(self.x.unsqueeze(1), g.unsqueeze(1), bias=self.bias is not None)
         return g @ self.weight if self.wanted else None
 
@@ -195,8 +196,8 @@ class Convolution(Affine):
         self.stride, self.padding = stride, padding
         self.size: Pair = (self.weight.shape[2], self.weight.shape[3])
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution."""
         self.x = x
         self.kernel = self.weight.contiguous(memory_format=torch.channels_last)
         return torch.conv2d(x, self.kernel, self.bias, self.stride, self.padding)
@@ -208,16 +209,16 @@ class Convolution(Affine):
         parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(g, self.x, self.kernel, sizes, *how, mask)
         return parts
 
+    @override
     def backward(self, g: Tensor) -> Tensor | None:
-        """Return the input gradient; write the summed weight and bias gradients."""
         before, weight, bias = self.derive_gradients(g, [self.wanted, True, self.bias is not None])
         self.weight_gradient.copy_(weight)
         if self.bias_gradient is not None:
             self.bias_gradient.copy_(bias)
         return before
 
+    @override
     def record(self, g: Tensor) -> Tensor | None:
-        """Return the input gradient; keep the record."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(
             unfold_patches(self.x, self.size, self.stride, self.padding), rows, bias=self.bias is not None
@@ -242,8 +243,8 @@ class FirstConvolution(Convolution):
         size = output_size(x, self.size, self.stride, self.padding)
         return rows.view(len(x), *size, len(self.weight)).permute(0, 3, 1, 2)
 
+    @override
     def record(self, g: Tensor) -> None:
-        """Keep the record, from the patches of the forward pass."""
         rows = g.permute(0, 2, 3, 1).flatten(1, 2)
         self.affine_norms = AffineNorms(self.u.permute(1, 2, 0), rows, bias=self.bias is not None)
 
@@ -255,8 +256,8 @@ class FirstConvolution(Convolution):
 class GroupedConvolution(Convolution):
     """A convolution whose per-example weight gradients are one grouped convolution, without patches."""
 
+    @override
     def record(self, g: Tensor) -> Tensor | None:
-        """Return the input gradient; keep the record."""
         bias = None if self.bias is None else g.sum((2, 3))
         self.affine_norms = RowNorms(grouped_gradients(self.x, g, self.weight.shape, self.stride, self.padding), bias)
         return self.derive_gradients(g, [True, False, False])[0] if self.wanted else None
@@ -283,7 +284,7 @@ class ProductConvolution(FirstConvolution):
 def grouped_gradients(x: Tensor, g: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
     """Return (B, weights): every example's weight gradient in the weight's order, each example being a group."""
     batch, outputs = g.shape[:2]
-    images, errors = (some.contiguous().view(1, -1, *some.shape[2:]) for some in (x, g))
+    images, errors = (factor.contiguous().view(1, -1, *factor.shape[2:]) for factor in (x, g))
     like = x.new_empty(batch * outputs, *shape[1:])
     how = (list(stride), list(padding), [1, 1], False, [0, 0], batch, [False, True, False])
     result: Tensor = aten.convolution_backward(errors, images, like, None, *how)[1]
@@ -363,8 +364,8 @@ class ChainWorker(GradientWorker):
         for layer in self.layers:
             layer.recording = recording
 
+    @override
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
-        """Write the mean gradient of a batch: forward, backward, each layer writing its share."""
         self.record(False)
         g: Tensor | None = self.model.task.output_gradient(self.logits(x), y).div_(len(y))
         for layer in reversed(self.layers):
@@ -372,23 +373,23 @@ class ChainWorker(GradientWorker):
                 break
             g = layer.backward(g)
 
+    @override
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Write the clipped sum, one forward and one backward pass per chunk, from the layers' records."""
         self.gradient.zero_()
         self.add_passes(x, y, clip, views)
 
+    @override
     def most_examples(self, views: int) -> int:
-        """Return how many examples are computed at once."""
         return max(1, self.per_chunk // views)
 
+    @override
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
-        """Add the clipped sum of the first examples of one pass."""
         broken, factors = factors_of(self.pass_squares(x, y, views), clip, examples)
         for layer in self.layers:
             layer.add_clipped(factors, broken)
 
+    @override
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """Run one pass and return the squared norms of its examples from the layers' records."""
         self.record_pass(x, y.repeat_interleave(views, 0), views)
         recording = [layer for layer in self.layers if isinstance(layer, Affine)]
         for layer in recording:
@@ -416,7 +417,9 @@ def chain_of(
     layers: list[Layer] = []
     for name, child in flat_children(module):
         tensors = tuple(
-            view_slot(slots.get(f"{name}.{word}"), flat) for flat in (weights, gradient) for word in ("weight", "bias")
+            view_slot(slots.get(f"{name}.{tensor_name}"), flat)
+            for flat in (weights, gradient)
+            for tensor_name in ("weight", "bias")
         )
         first = not any(isinstance(layer, Affine) for layer in layers)
         layer = layer_for(child, tensors, first, record)
@@ -467,9 +470,9 @@ def activations_in_place(layers: list[Layer]) -> list[Layer]:
     return layers
 
 
-def record_bytes(layers: list[Layer], one: Tensor) -> int:
+def record_bytes(layers: list[Layer], example: Tensor) -> int:
     """Return the most bytes that one example's records take: patches and gradients of the convolutions."""
-    total, x = 4 * one.numel(), one
+    total, x = 4 * example.numel(), example
     for layer in layers:
         x = layer.forward(x)
         total += 4 * x.numel()

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sightline.models.certificate import BatchAxis
 from sightline.training.fast.autograd_worker import NoClippingRule, run_lstm
-from sightline.training.fast.graph_tape import Site, Use, add_site, examples_first
+from sightline.training.fast.graph_tape import OperationSite, Use, add_site, examples_first
 from sightline.training.fast.per_example_norms import OuterProducts, Record, TableRows, gram_pays
 
 
@@ -18,7 +18,7 @@ from sightline.training.fast.per_example_norms import OuterProducts, Record, Tab
 class Direction:
     """One direction of one recurrent layer: the nodes of its tensors (W_ih, W_hh, b_ih, b_hh)."""
 
-    site: Site
+    site: OperationSite
     nodes: Sequence[fx.Node]
 
     def use(self, index: int, record: Any) -> Iterable[Use]:
@@ -32,18 +32,18 @@ Walk = Callable[[Direction, Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[T
 
 
 @add_site("lstm.input")
-def lstm_site(site: Site) -> Callable[..., Any]:
+def lstm_site(site: OperationSite) -> Callable[..., Any]:
     """Return the rule of an LSTM with any number of layers and directions."""
     return unrolled_site(site, walk_lstm, states=2)
 
 
 @add_site("gru.input")
-def gru_site(site: Site) -> Callable[..., Any]:
+def gru_site(site: OperationSite) -> Callable[..., Any]:
     """Return the rule of a GRU with any number of layers and directions."""
     return unrolled_site(site, walk_gru, states=1)
 
 
-def unrolled_site(site: Site, walk: Walk, *, states: int) -> Callable[..., Any]:
+def unrolled_site(site: OperationSite, walk: Walk, *, states: int) -> Callable[..., Any]:
     """Return a run of all layers in order with their directions; `states` is 1 for h, 2 for h and c."""
     nodes, width = site.nodes["params"], 4 if site.nodes["has_biases"] else 2
     count = site.nodes["num_layers"] * (2 if site.nodes["bidirectional"] else 1)
@@ -59,10 +59,10 @@ def unrolled_site(site: Site, walk: Walk, *, states: int) -> Callable[..., Any]:
         ends: list[tuple[Tensor, ...]] = []
         for layer in range(0, count, ways):
             outputs = []
-            for place in range(layer, layer + ways):
-                own = slice(place * width, (place + 1) * width)
-                back, tensors = place > layer, [one.detach() for one in given["params"][own]]
-                begin = [one[place] for one in starts]
+            for direction in range(layer, layer + ways):
+                own = slice(direction * width, (direction + 1) * width)
+                back, tensors = direction > layer, [tensor.detach() for tensor in given["params"][own]]
+                begin = [state[direction] for state in starts]
                 seen, *end = walk(Direction(site, nodes[own]), x.flip(1) if back else x, tensors, begin)
                 outputs.append(seen.flip(1) if back else seen)
                 ends.append(tuple(end))
@@ -123,17 +123,17 @@ def walk_gru(direction: Direction, x: Tensor, tensors: Sequence[Tensor], begin: 
 Run = Callable[..., Any]
 
 
-def kept_site(site: Site, uses: Callable[[dict[str, Any], Tensor], Iterable[Use]]) -> Run:
+def kept_site(site: OperationSite, uses: Callable[[dict[str, Any], Tensor], Iterable[Use]]) -> Run:
     """Return a run of the operation that keeps its output and records `uses(arguments, output gradient)`."""
 
     def run(**given: Any) -> Tensor:
-        fixed = {name: one.detach() if isinstance(one, Tensor) else one for name, one in given.items()}
+        fixed = {name: value.detach() if isinstance(value, Tensor) else value for name, value in given.items()}
         return site.tape.keep(site.call(given), lambda g: uses(fixed, g))
 
     return run
 
 
-def need_fixed(site: Site, *names: str) -> None:
+def need_fixed(site: OperationSite, *names: str) -> None:
     """Raise if any of these arguments is a trained value."""
     for name in names:
         if site.is_trained(name):
@@ -144,7 +144,7 @@ def need_fixed(site: Site, *names: str) -> None:
 
 
 @add_site("linear")
-def linear_site(site: Site) -> Run:
+def linear_site(site: OperationSite) -> Run:
     """Return the rule of x W^T + b: outer products at every position, packed attention projections included."""
     need_fixed(site, "input")
 
@@ -157,7 +157,7 @@ def linear_site(site: Site) -> Run:
 
 
 @add_site("addmm")
-def addmm_site(site: Site) -> Run:
+def addmm_site(site: OperationSite) -> Run:
     """Return the rule of beta b + alpha x W."""
     need_fixed(site, "mat1")
     if site.axis_of("mat1") is None:
@@ -182,7 +182,7 @@ def sum_to_shape(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @add_site("mm matmul bmm")
-def product_site(site: Site) -> Run:
+def product_site(site: OperationSite) -> Run:
     """Return the rule of a product of a batch with a trained matrix, from either side."""
     left, right = [name for name in site.nodes if name in ("self", "mat2", "other", "tensor1", "tensor2")][:2]
     if site.is_trained(left):
@@ -202,7 +202,7 @@ def product_site(site: Site) -> Run:
     return kept_site(site, uses)
 
 
-def left_product(site: Site, left: str, right: str) -> Run:
+def left_product(site: OperationSite, left: str, right: str) -> Run:
     """Return the rule of W x, as the transposed product x^T W^T."""
     axis = site.axis_of(right)
     if site.nodes[left].meta["val"].dim() != 2 or site.nodes[right].meta["val"].dim() < 2 or axis is None:
@@ -222,7 +222,7 @@ def turn_axis(axis: BatchAxis, rank: int) -> BatchAxis:
     return BatchAxis(last.get(axis.dim, axis.dim), axis.before, axis.after)
 
 
-def batched_product(site: Site, batch: str, weight: str) -> Run:
+def batched_product(site: OperationSite, batch: str, weight: str) -> Run:
     """Return the rule of a stack of matrices: spread over the batch if it is a stack axis, else outer products."""
     if site.axis.dim < site.rank - 2:
         return spread_site(site)
@@ -233,8 +233,10 @@ def batched_product(site: Site, batch: str, weight: str) -> Run:
 
     def uses(given: dict[str, Any], g: Tensor) -> Iterable[Use]:
         a, g = (
-            examples_first(one, axis, site.tape.batch).reshape(site.tape.batch, *stack.shape[:-2], -1, one.shape[-1])
-            for one in (given[batch], g)
+            examples_first(factor, axis, site.tape.batch).reshape(
+                site.tape.batch, *stack.shape[:-2], -1, factor.shape[-1]
+            )
+            for factor in (given[batch], g)
         )
         yield from site.use(weight, torch.matmul(a.transpose(-1, -2), g))
 
@@ -245,7 +247,7 @@ def batched_product(site: Site, batch: str, weight: str) -> Run:
 
 
 @add_site("embedding")
-def embedding_site(site: Site) -> Run:
+def embedding_site(site: OperationSite) -> Run:
     """Return the rule of a table lookup at the tokens of every example."""
     axis, padding = site.axis_of("indices"), site.nodes["padding_idx"]
     if axis is None or site.nodes["scale_grad_by_freq"] or site.nodes["sparse"]:
@@ -263,7 +265,7 @@ def embedding_site(site: Site) -> Run:
 
 
 @add_site("index.Tensor index_select")
-def index_site(site: Site) -> Run:
+def index_site(site: OperationSite) -> Run:
     """Return the rule of a hand-written lookup, table[tokens]."""
     listed = site.nodes.get("indices")
     name = "index" if listed is None else "indices"
@@ -288,7 +290,7 @@ def index_site(site: Site) -> Run:
 
 
 @add_site("layer_norm rms_norm")
-def layer_norm_site(site: Site) -> Run:
+def layer_norm_site(site: OperationSite) -> Run:
     """Return the rule of scale and shift over the last axes."""
     need_fixed(site, "input")
 
@@ -310,7 +312,7 @@ def layer_norm_site(site: Site) -> Run:
 
 
 @add_site("group_norm instance_norm")
-def channel_norm_site(site: Site) -> Run:
+def channel_norm_site(site: OperationSite) -> Run:
     """Return the rule of scale and shift per channel."""
     need_fixed(site, "input")
     if site.axis != BatchAxis(0):
@@ -332,7 +334,7 @@ def channel_norm_site(site: Site) -> Run:
 
 
 @add_site("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
-def convolution_site(site: Site) -> Run:
+def convolution_site(site: OperationSite) -> Run:
     """Return the rule of a convolution: one grouped convolution, or patches where Gram matrices are cheaper."""
     need_fixed(site, "input")
     weight = site.nodes["weight"].meta["val"]
@@ -362,7 +364,7 @@ def kernel_size(weight: Tensor) -> int:
     return int(weight[0].numel())
 
 
-def convolution_settings(site: Site, kernel: tuple[int, ...]) -> dict[str, Any]:
+def convolution_settings(site: OperationSite, kernel: tuple[int, ...]) -> dict[str, Any]:
     """Return stride, padding, dilation and output padding as lists, groups, and whether it is transposed."""
     given, axes = site.nodes, len(kernel)
     transposed = bool(given.get("transposed", "output_padding" in given))
@@ -370,9 +372,9 @@ def convolution_settings(site: Site, kernel: tuple[int, ...]) -> dict[str, Any]:
     padding = given["padding"]
     if isinstance(padding, str):
         wide = [dilation * (size - 1) for dilation, size in zip(spread["dilation"], kernel, strict=True)]
-        if padding == "same" and any(one % 2 for one in wide):
+        if padding == "same" and any(width % 2 for width in wide):
             raise NoClippingRule('no clipping rule for padding="same" of an even kernel')
-        padding = [one // 2 for one in wide] if padding == "same" else [0] * axes
+        padding = [width // 2 for width in wide] if padding == "same" else [0] * axes
     return {**spread, "padding": one_each(padding, axes), "groups": given["groups"], "transposed": transposed}
 
 
@@ -411,7 +413,7 @@ clamp_min clamp_max expand expand_as hypot logaddexp logaddexp2 copysign xlogy h
 
 
 @add_site(SPREADING)
-def spread_site(site: Site) -> Run:
+def spread_site(site: OperationSite) -> Run:
     """Return the rule of a trained value broadcast against a batch: repeated per example, kept apart by autograd."""
     names, axis, rank = site.trained_names(), site.axis, site.rank
     if len(names) != len(site.trained):
@@ -425,7 +427,7 @@ def spread_site(site: Site) -> Run:
     return run
 
 
-def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: int) -> Tensor:
+def spread_value(site: OperationSite, name: str, value: Tensor, axis: BatchAxis, rank: int) -> Tensor:
     """Return the value repeated for every example along the batch axis, kept on the tape."""
     batch, shape = site.tape.batch, tuple(value.shape)
     whole = [1] * (rank - value.dim()) + list(shape)
@@ -442,7 +444,7 @@ def spread_value(site: Site, name: str, value: Tensor, axis: BatchAxis, rank: in
 
 
 @add_site("einsum")
-def einsum_site(site: Site) -> Run:
+def einsum_site(site: OperationSite) -> Run:
     """Return the rule of einsum: a trained operand gets the batch's letter and is repeated per example."""
     inputs, arrow, result = site.nodes["equation"].replace(" ", "").partition("->")
     terms, operands = inputs.split(","), site.nodes["tensors"]
@@ -469,7 +471,7 @@ def einsum_site(site: Site) -> Run:
 
 
 @add_site("scaled_dot_product_attention")
-def attention_site(site: Site) -> Run:
+def attention_site(site: OperationSite) -> Run:
     """Return the rule of attention with a trained bias of the scores, or trained queries, keys or values."""
     if site.axis.dim >= site.rank - 2:
         raise NoClippingRule("no clipping rule for attention over the batch")
@@ -477,7 +479,7 @@ def attention_site(site: Site) -> Run:
 
 
 @add_site("prelu")
-def prelu_site(site: Site) -> Run:
+def prelu_site(site: OperationSite) -> Run:
     """Return the rule of PReLU with one slope, or one per channel."""
     need_fixed(site, "self")
     axis, rank = site.axis, site.rank

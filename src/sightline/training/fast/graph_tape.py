@@ -74,7 +74,7 @@ class Tape:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class OperationSite:
     """A node that takes trained values and returns a value with the batch."""
 
     tape: Tape
@@ -100,8 +100,8 @@ class Site:
 
     def axis_of(self, name: str) -> BatchAxis | None:
         """Return the batch axis of an argument, or None."""
-        one = self.nodes[name]
-        result = self.axes.get(one) if isinstance(one, fx.Node) else None
+        node = self.nodes[name]
+        result = self.axes.get(node) if isinstance(node, fx.Node) else None
         return result if isinstance(result, BatchAxis) else None
 
     def is_trained(self, name: str) -> bool:
@@ -115,7 +115,7 @@ class Site:
     def call(self, given: Given) -> Any:
         """Run the operation with its trained values detached."""
         own = self.trained_names()
-        fixed = {name: one.detach() if name in own else one for name, one in given.items()}
+        fixed = {name: value.detach() if name in own else value for name, value in given.items()}
         return self.node.target(**fixed)  # type: ignore[operator]
 
     def use(self, name: str, record: Record) -> Iterable[Use]:
@@ -141,8 +141,8 @@ def positions_of(value: Tensor, axis: BatchAxis, batch: int) -> Tensor:
     return examples_first(value, axis, batch).reshape(batch, -1, value.shape[-1])
 
 
-Rule = Callable[[Site], Callable[..., Any]]
-"""Site -> what runs in its place, with the operation's arguments by name."""
+Rule = Callable[[OperationSite], Callable[..., Any]]
+"""OperationSite -> what runs in its place, with the operation's arguments by name."""
 SITES: dict[str, Rule] = {}
 """Operation, with or without its overload -> the rule of its sites."""
 
@@ -167,14 +167,14 @@ def operation_name(node: fx.Node) -> str:
 def arguments_of(node: fx.Node) -> Given:
     """Return all arguments of an ATen operation by name, defaults included."""
     schema = node.target._schema  # type: ignore[union-attr]
-    given = dict(zip((one.name for one in schema.arguments), node.args, strict=False))
-    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     return defaults | given | dict(node.kwargs)
 
 
 def holds_batch(tags: Any) -> bool:
     """Return whether a node's value, or one of its values, holds the batch."""
-    return any(isinstance(one, BatchAxis) for one in (tags if isinstance(tags, tuple) else (tags,)))
+    return any(isinstance(tag, BatchAxis) for tag in (tags if isinstance(tags, tuple) else (tags,)))
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class RecordingGraph:
         """Return what runs in place of a node and its arguments; None for the node itself."""
         if node.op != "call_function" or node in self.tensors:
             return None
-        own = [one for one in node.all_input_nodes if one in self.trained]
+        own = [source for source in node.all_input_nodes if source in self.trained]
         if not own:
             return None
         origin = self.origins.get(node)
@@ -219,19 +219,19 @@ class RecordingGraph:
         if rule is None:
             raise NoClippingRule(f"no clipping rule for trained values in {node.target}")
         arguments = arguments_of(node)
-        site = Site(self.tape, node, arguments, frozenset(own), self.certified.axes)
+        site = OperationSite(self.tape, node, arguments, frozenset(own), self.certified.axes)
         return self.keep_values(rule(site), arguments, own), arguments
 
     def keep_values(self, run: Callable[..., Any], arguments: Given, own: Sequence[fx.Node]) -> Callable[..., Any]:
         """Return the site's rule, which also keeps trained values that are not tensors of the model."""
-        made = [one for one in own if one not in self.origins]
-        named = {name: one for name, one in arguments.items() if isinstance(one, fx.Node) and one in made}
+        made = [node for node in own if node not in self.origins]
+        named = {name: value for name, value in arguments.items() if isinstance(value, fx.Node) and value in made}
         listed = {
-            (name, index): one
+            (name, index): node
             for name, value in arguments.items()
             if isinstance(value, list | tuple)
-            for index, one in enumerate(value)
-            if isinstance(one, fx.Node) and one in made
+            for index, node in enumerate(value)
+            if isinstance(node, fx.Node) and node in made
         }
         if not made:
             return run
@@ -298,10 +298,10 @@ class RecordingGraph:
         """Return records of the model tensors that a trained value equals or was computed from."""
         origin = self.origins.get(node)
         if origin is not None and not origin.lookup:
-            return [(origin.name, flip_record(one, node) if origin.flipped else one) for one in records]
+            return [(origin.name, flip_record(record, node) if origin.flipped else record) for record in records]
         shape = tuple(node.meta["val"].shape)
         with torch.no_grad():
-            rows = sum(instantiate_rows(one, shape) for one in records)
+            rows = sum(instantiate_rows(record, shape) for record in records)
         if not isinstance(rows, Tensor):
             return []
         if origin is not None:
@@ -323,7 +323,7 @@ class RecordingGraph:
                     )
                 return [(name, part) for name, part in zip(names, parts, strict=True) if part is not None]
             except Exception:
-                # torch cannot batch one of the operations: go on one example after the other.
+                # torch cannot batch one of the operations: continue with one example after the other.
                 self.loops.add(node)
         single = [torch.autograd.grad(value, leaves, row, retain_graph=True, allow_unused=True) for row in rows]
         return [
@@ -342,7 +342,7 @@ def swaps_axes(name: str, arguments: Given) -> bool:
     if name == "transpose":
         return bool(arguments["dim0"] % 2 != arguments["dim1"] % 2)
     if name == "permute":
-        return [one % 2 for one in arguments["dims"]] == [1, 0]
+        return [dim % 2 for dim in arguments["dims"]] == [1, 0]
     return name == "t"
 
 
@@ -358,7 +358,7 @@ def trained_values(certified: CertifiedGraph, tensors: Mapping[fx.Node, str]) ->
     result = set(tensors)
     for node in certified.exported.graph.nodes:
         free = node.op == "call_function" and not holds_batch(certified.axes[node])
-        if free and any(one in result for one in node.all_input_nodes):
+        if free and any(source in result for source in node.all_input_nodes):
             result.add(node)
     return result
 
@@ -383,16 +383,16 @@ Placement = Callable[[fx.Node], tuple[Callable[..., Any], Given] | None]
 
 
 def copy_graph(
-    certified: CertifiedGraph, place: Placement = lambda node: None, *, dropout: bool = True
+    certified: CertifiedGraph, placement: Placement = lambda node: None, *, dropout: bool = True
 ) -> fx.GraphModule:
     """Return the certified graph as a module, with some nodes replaced, and optionally without dropout."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def copied(value: Any) -> Any:
-        return fx.node.map_arg(value, lambda one: copies[one])
+        return fx.node.map_arg(value, lambda source: copies[source])
 
     for node in certified.exported.graph.nodes:
-        placed = place(node)
+        placed = placement(node)
         name = operation_name(node) if node.op == "call_function" else ""
         if placed is not None or (name in WITHOUT_DROPOUT and not dropout):
             run, given = (node.target, arguments_of(node)) if placed is None else placed
@@ -400,7 +400,7 @@ def copy_graph(
                 given = given | dict([WITHOUT_DROPOUT[name]])
             copies[node] = graph.call_function(run, (), copied(given))
             continue
-        copies[node] = graph.node_copy(node, lambda one: copies[one])
+        copies[node] = graph.node_copy(node, lambda source: copies[source])
         if name == "view" and node.target is torch.ops.aten.view.default:
             # A site's output may have another memory layout, on which view would fail.
             copies[node].target = torch.ops.aten.reshape.default

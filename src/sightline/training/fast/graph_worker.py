@@ -9,6 +9,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor, fx
+from typing_extensions import override
 
 from sightline.models.certificate import Certificate, CertifiedGraph
 from sightline.models.flat import FlatModel, bind_parameters, flatten_module, probe_inputs
@@ -68,19 +69,19 @@ class GraphWorker(GradientWorker):
             output: Tensor = self.evaluation(*self.feed(self.certificate.evaluation, x))[0]
         return output
 
+    @override
     def mean_gradient(self, x: Tensor, y: Tensor) -> None:
-        """Write the gradient of the batch's mean loss to `gradient`."""
         self.gradient.zero_()
         output = self.run_cast(lambda: self.plain(*self.feed(self.certificate, x))[0])
         self.losses(output, y).mean().backward()  # type: ignore[no-untyped-call]
 
+    @override
     def clipped_sum(self, x: Tensor, y: Tensor, clip: Clip, *, views: int = 1) -> None:
-        """Write the clipped sum by ghost clipping over the graph; see `GradientWorker.clipped_sum`."""
         self.gradient.zero_()
         self.add_passes(x, y, clip, views)
 
+    @override
     def most_examples(self, views: int) -> int:
-        """Return how many examples fit into CHUNK_BYTES."""
         if not self.example_bytes:
             self.example_bytes = self.measure_example()
         return max(1, CHUNK_BYTES // (self.example_bytes * views))
@@ -89,14 +90,16 @@ class GraphWorker(GradientWorker):
         """Return the bytes of one example: activations between the nodes, twice, and its gradients."""
         with torch.random.fork_rng(devices=[]):
             gradients = self.gradients_of(probe_inputs(self.model, 1), self.trial_targets(), 1)
-        return 4 * (2 * self.recording.activation_numbers() + sum(one.numbers for one in gradients.values()) + 1)
+        return 4 * (
+            2 * self.recording.activation_numbers() + sum(gradient.numbers for gradient in gradients.values()) + 1
+        )
 
     def gradients_of(self, x: Tensor, y: Tensor, views: int) -> dict[str, TensorGradients]:
         """Return the per-example gradients of one chunk, tensor by tensor."""
         output = self.recording.run(self.tensors, x)
         records = self.recording.records(self.losses(output, y.repeat_interleave(views, 0)), views)
         with torch.no_grad():
-            return {name: join_records(some, self.slots[name].shape) for name, some in records.items()}
+            return {name: join_records(uses, self.slots[name].shape) for name, uses in records.items()}
 
     def add_clipped(self, x: Tensor, y: Tensor, examples: int, clip: Clip, views: int) -> None:
         """Add the clipped sum of the first examples of one pass, without examples that are non-finite anywhere.
@@ -107,18 +110,18 @@ class GraphWorker(GradientWorker):
         if not gradients:
             return
         with torch.no_grad():
-            squares = [{name: one.square_norms()} for name, one in gradients.items()]
+            squares = [{name: gradient.square_norms()} for name, gradient in gradients.items()]
             broken, factors = factors_of(squares, clip, examples)
-            for name, one in gradients.items():
+            for name, gradient in gradients.items():
                 if broken is not None:
-                    one.blank(broken)
-                one.add_clipped(factors(name), self.slots[name])
+                    gradient.blank(broken)
+                gradient.add_clipped(factors(name), self.slots[name])
 
+    @override
     def pass_squares(self, x: Tensor, y: Tensor, views: int) -> list[dict[str, Tensor]]:
-        """Return |g_j|^2 of every example of one pass, by tensor."""
         result = self.gradients_of(x, y, views)
         with torch.no_grad():
-            return [{name: one.square_norms() for name, one in result.items()}]
+            return [{name: gradient.square_norms() for name, gradient in result.items()}]
 
     def try_pass(self, size: int, views: int) -> Tensor:
         """Return the trial of `GradientWorker.try_pass` without dropout; graphs that draw otherwise always fail it."""
@@ -169,7 +172,7 @@ def node_draws(node: fx.Node) -> bool:
         given = arguments_of(node)
         return given[WITHOUT_DROPOUT[name][0]] not in OFF and given.get("p", 1.0) != 0.0
     seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return seeded or any(word in name for word in RANDOM)
+    return seeded or any(operation in name for operation in RANDOM)
 
 
 def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
@@ -194,15 +197,15 @@ def agrees_with_examples(worker: GraphWorker, *, examples: int = 3) -> bool:
         clip_norm = float(rows.norm(dim=1).median())
         if not 0 < clip_norm < float("inf"):
             return False
-        batches = [slice(one, one + 1) for one in range(examples)] if random else [slice(0, examples)]
-        for some in batches:
-            torch.manual_seed(some.start)
-            worker.clipped_sum(x[some], y[some], clip_norm)
-            if not close_by_tensor(model, worker.gradient, clipped_rows(rows[some], clip_norm), 1e-5 * clip_norm):
+        batches = [slice(index, index + 1) for index in range(examples)] if random else [slice(0, examples)]
+        for batch in batches:
+            torch.manual_seed(batch.start)
+            worker.clipped_sum(x[batch], y[batch], clip_norm)
+            if not close_by_tensor(model, worker.gradient, clipped_rows(rows[batch], clip_norm), 1e-5 * clip_norm):
                 return False
-            torch.manual_seed(some.start)
-            worker.mean_gradient(x[some], y[some])
-            if not close_by_tensor(model, worker.gradient, rows[some].mean(0), 1e-5 * clip_norm):
+            torch.manual_seed(batch.start)
+            worker.mean_gradient(x[batch], y[batch])
+            if not close_by_tensor(model, worker.gradient, rows[batch].mean(0), 1e-5 * clip_norm):
                 return False
     return True
 
@@ -224,8 +227,8 @@ def module_rows(worker: GraphWorker, x: Tensor, y: Tensor) -> Tensor:
     rows = torch.zeros(len(y), worker.model.parameters)
     parameters = [module.get_parameter(slot.name) for slot in worker.model.layout]
     for index in range(len(y)):
-        some = slice(index, index + 1)
-        loss = worker.losses(module(x[some].clone()), y[some]).sum()
+        row = slice(index, index + 1)
+        loss = worker.losses(module(x[row].clone()), y[row]).sum()
         for slot, part in zip(
             worker.model.layout, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
         ):

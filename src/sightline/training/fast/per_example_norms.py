@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from sightline.training.clipping import LARGEST, square_norms
 
@@ -13,6 +14,13 @@ from sightline.training.clipping import LARGEST, square_norms
 # little more than necessary, never less.
 ROUNDING = 2.0**-22
 """Relative error of a float32 product and sum, with a margin."""
+SUM_ROUNDING = 2.0**-23
+"""Relative error of each of the float32 sums of scaled outer products, with a margin."""
+DOUBLE_ROUNDING = 2.0**-50
+"""Relative error of a product and sum in double precision, with a margin."""
+FLOAT32_TERMS = 1 << 10
+"""Gram sums with more terms are formed in double precision: their float32 bound would exceed 2^-12 of the square."""
+# The choice depends on shapes alone. If it depended on one example's numbers, the others could be rounded otherwise.
 SMALLEST = 2.0**-126
 """The smallest normal float32 number: the most that underflow can take from a square or product."""
 
@@ -164,13 +172,13 @@ def patches_by_pixel(x: Tensor, size: tuple[int, int], stride: tuple[int, int], 
     rows, columns = output_size(x, size, stride, padding)
     if any(padding):
         x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    apart = stride if stride_divides(stride, size) else (1, 1)
-    image = split_phases(x, apart)
+    phases = stride if stride_divides(stride, size) else (1, 1)
+    image = split_phases(x, phases)
     channels, _, _, batch, height, width = image.shape
-    step, line = (stride[0] // apart[0], stride[1] // apart[1]), batch * height * width
+    step, line = (stride[0] // phases[0], stride[1] // phases[1]), batch * height * width
     view = image.as_strided(
-        (channels, size[0] // apart[0], apart[0], size[1] // apart[1], apart[1], batch, rows, columns),
-        (image.stride(0), width, apart[1] * line, 1, line, height * width, step[0] * width, step[1]),
+        (channels, size[0] // phases[0], phases[0], size[1] // phases[1], phases[1], batch, rows, columns),
+        (image.stride(0), width, phases[1] * line, 1, line, height * width, step[0] * width, step[1]),
     )
     return view.reshape(channels * size[0] * size[1], batch, rows * columns)
 
@@ -210,13 +218,13 @@ def output_size(x: Tensor, size: tuple[int, int], stride: tuple[int, int], paddi
     return height, width
 
 
-def split_phases(x: Tensor, apart: tuple[int, int]) -> Tensor:
+def split_phases(x: Tensor, phases: tuple[int, int]) -> Tensor:
     """Return (B, C, H, W) as contiguous (C, sh, sw, B, H / sh, W / sw): every sh-th line and sw-th column together."""
-    down, right = -x.shape[2] % apart[0], -x.shape[3] % apart[1]
+    down, right = -x.shape[2] % phases[0], -x.shape[3] % phases[1]
     if down or right:
         x = torch.nn.functional.pad(x, (0, right, 0, down))
     batch, channels, height, width = x.shape
-    split = x.reshape(batch, channels, height // apart[0], apart[0], width // apart[1], apart[1])
+    split = x.reshape(batch, channels, height // phases[0], phases[0], width // phases[1], phases[1])
     return split.permute(1, 3, 5, 0, 2, 4).contiguous()
 
 
@@ -310,21 +318,21 @@ class InstantiatedGradients(TensorGradients):
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows.float().reshape(len(rows), -1)
 
+    @override
     def square_norms(self) -> Tensor:
-        """Return norms of the same rows that are summed."""
         return square_norms(self.rows)
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero these rows."""
         self.rows = self.rows.masked_fill(broken[:, None], 0.0)
 
+    @override
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """Add s @ rows."""
         total += (factors @ self.rows).view(total.shape)
 
     @property
+    @override
     def numbers(self) -> int:
-        """The size of one gradient."""
         return self.rows[:1].numel()
 
 
@@ -335,24 +343,42 @@ class OuterGradients(TensorGradients):
         self.a, self.g = a, g
 
     def square_norms(self) -> Tensor:
-        """Return sum_{p,q} (a_p . a_q) (g_p . g_q), plus what float32 may have lost of it.
-
-        Lengths are read off the diagonals. What a square may have lost to underflow is added, so that a factor that
-        underflows next to a large one leaves no gradient unclipped.
-        """
+        """Return sum_{p,q} (a_p . a_q) (g_p . g_q), and at least what float32 may have lost of it."""
         inputs, outputs = self.a.shape[2], self.g.shape[2]
         if self.a.shape[1] == 1:
             return outer_squares(self.a, self.g)
-        products, others = (torch.bmm(one, one.transpose(1, 2)) for one in (self.a, self.g))
+        terms = self.a.shape[1] + inputs + outputs
+        if terms > FLOAT32_TERMS:
+            return self.double_squares(terms)
+        products, others = (torch.bmm(factor, factor.transpose(1, 2)) for factor in (self.a, self.g))
+        # Lengths are read off the diagonals. What a square may have lost to underflow is added, so that a factor that
+        # underflows next to a large one leaves no gradient unclipped.
         a = (products.diagonal(dim1=1, dim2=2) + SMALLEST * inputs).sqrt()
         g = (others.diagonal(dim1=1, dim2=2) + SMALLEST * outputs).sqrt()
         inner = products.mul_(others).sum((1, 2), dtype=torch.float64).clamp_min(0)
         lost = SMALLEST * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
-        return inner + gram_rounding(a * g, self.a.shape[1] + inputs + outputs) + lost
+        return inner + gram_rounding(a * g, terms) + lost
 
+    def double_squares(self, terms: int) -> Tensor:
+        """Return the squared norms from Gram matrices in double precision.
+
+        Guarantees: no less than the square of the float32 sum that `add_clipped` adds before it is scaled, and no less
+        than `gram_rounding`. So positions that cancel are clipped as much as with float32 Gram matrices.
+        """
+        products, others = (torch.bmm(factor, factor.transpose(1, 2)) for factor in (self.a.double(), self.g.double()))
+        a, g = products.diagonal(dim1=1, dim2=2).sqrt(), others.diagonal(dim1=1, dim2=2).sqrt()
+        sizes = a * g
+        floor = gram_rounding(sizes, terms)
+        whole = sizes.sum(1)
+        inner = products.mul_(others).sum((1, 2)).clamp_min(0) + DOUBLE_ROUNDING * terms * whole.square()
+        # The norm is exact here, but the gradient's own sum over the positions is still rounded to float32.
+        squares = (inner.sqrt() + SUM_ROUNDING * (self.a.shape[1] + 2) * whole).square()
+        longest = torch.maximum(a, g).amax(1)
+        return torch.where(longest <= LARGEST, torch.maximum(squares, floor), torch.inf)
+
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero both factors."""
-        self.a, self.g = (one.masked_fill(broken[:, None, None], 0.0) for one in (self.a, self.g))
+        self.a, self.g = (factor.masked_fill(broken[:, None, None], 0.0) for factor in (self.a, self.g))
 
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
         """Add one matrix product, with the narrower factor scaled."""
@@ -364,8 +390,8 @@ class OuterGradients(TensorGradients):
         total += (g.flatten(0, 1).t() @ a.flatten(0, 1)).view(total.shape)
 
     @property
+    @override
     def numbers(self) -> int:
-        """The size of two Gram matrices."""
         return 2 * self.a.shape[1] ** 2
 
 
@@ -388,17 +414,17 @@ class TableGradients(TensorGradients):
         """Return the squared norm of the rows, one row per distinct token of an example."""
         return square_norms(self.rows)
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero these rows."""
         self.rows = self.rows.masked_fill(broken[:, None, None], 0.0)
 
+    @override
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """Scatter the scaled rows to their tokens."""
         total.index_add_(0, self.tokens.flatten(), (self.rows * factors[:, None, None]).flatten(0, 1))
 
     @property
+    @override
     def numbers(self) -> int:
-        """The size of its rows."""
         return self.rows[:1].numel()
 
 
@@ -413,25 +439,25 @@ class TiedGradients(TensorGradients):
         a, g, rows = self.output.a, self.output.g, self.table.rows
         chosen = torch.gather(g, 2, self.table.tokens[:, None, :].expand(-1, g.shape[1], -1))
         cross = 2 * (chosen * torch.bmm(a, rows.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
-        lengths = [torch.linalg.vector_norm(one, dim=2) for one in (a, g, rows)]
+        lengths = [torch.linalg.vector_norm(factor, dim=2) for factor in (a, g, rows)]
         sizes = torch.cat([lengths[0] * lengths[1], lengths[2]], 1)
         terms = sizes.shape[1] + a.shape[2] + g.shape[2]
         total = self.output.square_norms() + self.table.square_norms() + cross
         return total.clamp_min(0) + gram_rounding(sizes, terms)
 
+    @override
     def blank(self, broken: Tensor) -> None:
-        """Zero both parts."""
         self.output.blank(broken)
         self.table.blank(broken)
 
+    @override
     def add_clipped(self, factors: Tensor, total: Tensor) -> None:
-        """Add both parts."""
         self.output.add_clipped(factors, total)
         self.table.add_clipped(factors, total)
 
     @property
+    @override
     def numbers(self) -> int:
-        """The size of both parts."""
         return self.output.numbers + self.table.numbers
 
 
@@ -442,7 +468,7 @@ def join_records(records: Sequence[Record], shape: Sequence[int]) -> TensorGradi
     if len(outer) + len(table) == len(records):
         if not outer:
             return table_of(table)
-        a, g = join_all([one.a.float() for one in outer]), join_all([one.g.float() for one in outer])
+        a, g = join_all([record.a.float() for record in outer]), join_all([record.g.float() for record in outer])
         if gram_pays(a.shape[1], a.shape[2], g.shape[2]):
             output = OuterGradients(a, g)
             return TiedGradients(output, table_of(table)) if table else output
@@ -455,7 +481,9 @@ def join_records(records: Sequence[Record], shape: Sequence[int]) -> TensorGradi
 
 def table_of(records: Sequence[TableRows]) -> TableGradients:
     """Combine all rows of a table."""
-    return TableGradients(join_all([one.tokens for one in records]), join_all([one.g.float() for one in records]))
+    return TableGradients(
+        join_all([record.tokens for record in records]), join_all([record.g.float() for record in records])
+    )
 
 
 def join_all(parts: Sequence[Tensor]) -> Tensor:

@@ -43,16 +43,29 @@ Builder = Callable[[Tensor, Tensor], Stack]
 
 
 @dataclass(frozen=True, eq=False)
-class StackWalk:
-    """Arguments of `train_local`, with each client's number of steps."""
+class LocalRun:
+    """What plain and private training of several clients share: model, starts, data, steps and loss terms."""
 
     model: FlatModel
     starts: Tensor
     shards: Sequence[Shard]
     work: LocalWork
-    rngs: Sequence[np.random.Generator]
     terms: LocalTerms
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRun(LocalRun):
+    """Arguments of `train_local`, with each client's number of steps."""
+
+    rngs: Sequence[np.random.Generator]
     steps: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRun(LocalRun):
+    """Arguments of `dp_sgd`."""
+
+    how: DPSGDSettings
 
 
 STACK_BYTES = 1 << 27
@@ -124,23 +137,21 @@ class ExamplePile:
         return self.x[index], self.y[index]
 
 
-def train_stacked(
-    walk: StackWalk, clients: Sequence[int], build: Builder, most: Callable[[int], int]
-) -> Iterator[Block]:
+def train_stacked(run: PlainRun, clients: Sequence[int], build: Builder, most: Callable[[int], int]) -> Iterator[Block]:
     """Run local SGD of these clients, `most(width)` at a time; finished clients leave the end of the stack."""
-    work, shards = walk.work, walk.shards
+    work, shards = run.work, run.shards
     widths = {client: width_of(len(shards[client]), work) for client in clients}
-    tables = {client: widths[client] * (1 if work.batch_size is None else walk.steps[client]) for client in clients}
-    for group in group_clients(walk.model, shards, clients, widths, walk.steps, tables, most):
-        weights = own_copy(walk.starts, group)
+    tables = {client: widths[client] * (1 if work.batch_size is None else run.steps[client]) for client in clients}
+    for group in group_clients(run.model, shards, clients, widths, run.steps, tables, most):
+        weights = own_copy(run.starts, group)
         stack = build(weights, torch.empty_like(weights))
-        descent = Descent.begin(work, walk.terms, weights, group)
-        pile, walks = ExamplePile([shards[client] for client in group]), [walk.steps[client] for client in group]
+        descent = Descent.begin(work, run.terms, weights, group)
+        pile, walks = ExamplePile([shards[client] for client in group]), [run.steps[client] for client in group]
         if work.batch_size is None:
             rows = whole_shards(pile, widths[group[0]])
         else:
-            rows = tabulate_batches(pile, work, walks, [walk.rngs[client] for client in group], widths[group[0]])
-        for x, target, share in gather_batches(pile, rows, walks, walk.model):
+            rows = tabulate_batches(pile, work, walks, [run.rngs[client] for client in group], widths[group[0]])
+        for x, target, share in gather_batches(pile, rows, walks, run.model):
             if len(x) < len(stack.weights):
                 stack, descent = stack.first(len(x)), descent.first(len(x))
             stack.mean_gradients(x, target, share)
@@ -241,17 +252,9 @@ PIECE_FLOATS = 1 << 20
 """Input numbers of one client processed at once."""
 
 
-def private_stacked(
-    layers: tuple[DenseSlots, ...],
-    model: FlatModel,
-    starts: Tensor,
-    shards: Sequence[Shard],
-    work: LocalWork,
-    terms: LocalTerms,
-    how: DPSGDSettings,
-    clients: Sequence[int],
-) -> Iterator[Block]:
-    """Take private steps of some clients, group by group; finished clients leave the end of the stack."""
+def train_stacked_privately(run: PrivateRun, clients: Sequence[int], layers: tuple[DenseSlots, ...]) -> Iterator[Block]:
+    """Take private steps of these clients, group by group; finished clients leave the end of the stack."""
+    model, shards, work, how = run.model, run.shards, run.work, run.how
     passes = stack_passes(layers, model)
     # Private batches are padded to pieces from the client's expected batch, not from the drawn one or the other
     # clients'.
@@ -259,10 +262,10 @@ def private_stacked(
         client: passes.fit_size(piece_of(how.sample_rates[client] * len(shards[client]), model)) for client in clients
     }
     for group in group_clients(model, shards, clients, widths, how.steps, widths, lambda width: 1 << 20):
-        weights = own_copy(starts, group)
+        weights = own_copy(run.starts, group)
         stack, descent = (
             DenseStack(layers, weights, torch.empty_like(weights), model.task),
-            Descent.begin(work, terms, weights, group),
+            Descent.begin(work, run.terms, weights, group),
         )
         looked_at = sum(how.steps[client] * how.sample_rates[client] * len(shards[client]) for client in group)
         pile = pile_of([shards[client] for client in group], looked_at)
@@ -320,9 +323,9 @@ def stack_passes(layers: tuple[DenseSlots, ...], model: FlatModel) -> Passes:
 
         def trial(size: int) -> Tensor:
             result = []
-            for one, x in zip(weights, rows, strict=True):
+            for vector, x in zip(weights, rows, strict=True):
                 for clients in (1, 3):
-                    several = one.expand(clients, -1).clone()
+                    several = vector.expand(clients, -1).clone()
                     stack = DenseStack(layers, several, torch.empty_like(several), task)
                     y = target.expand(clients, size, *target.shape[1:]).contiguous()
                     result += [*stack.output_gradients(x.expand(clients, size, -1).contiguous(), y)[1]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from sightline.models.flat import FlatModel, Slot
 from sightline.models.task import CLASSIFICATION, Task
@@ -200,7 +201,7 @@ class StackStage(Layer):
 
     def __init__(self, part: Part, weights: Tensor, gradient: Tensor, wanted: bool) -> None:
         if part.weight is None:
-            raise ValueError("a stage has a weight")
+            raise ValueError("a stage must have a weight")
         self.clients, self.wanted = len(weights), wanted
         self.weight = weights[:, part.weight.start : part.weight.stop].view(len(weights), *part.weight.shape)
         self.weight_gradient = gradient[:, part.weight.start : part.weight.stop].view(self.weight.shape)
@@ -229,8 +230,8 @@ class DenseStage(StackStage):
         self.x = x.flatten(1).view(self.clients, -1, self.weight.shape[2])
         return self.affine_product(self.x, self.weight)
 
+    @override
     def backward(self, g: Tensor) -> Tensor | None:
-        """Return the input gradient; write weight and bias gradients."""
         torch.bmm(g.transpose(1, 2), self.x, out=self.weight_gradient)
         self.write_bias(g)
         before = torch.bmm(g, self.weight).view(self.shape)
@@ -257,8 +258,8 @@ class ConvolutionStage(StackStage):
         size = output_size(x, *self.how)
         return self.affine_product(self.u, self.kernel).view(len(x), *size, -1).permute(0, 3, 1, 2)
 
+    @override
     def backward(self, g: Tensor) -> Tensor | None:
-        """Return the input gradient; write weight and bias gradients."""
         rows = g.permute(0, 2, 3, 1).reshape(self.clients, -1, g.shape[1])
         total = torch.bmm(rows.transpose(1, 2), self.u)
         self.write_bias(rows)
