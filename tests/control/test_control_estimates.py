@@ -12,9 +12,8 @@ from sightline.algorithms.hierarchy.control import (
     estimate_diversity,
     estimate_smoothness,
     mean_slope,
-    of_round,
-    sgd_noise,
     slope_of,
+    squared_changes,
 )
 from sightline.mechanisms import Public
 from sightline.topology import Channel
@@ -27,7 +26,8 @@ def heard(value, *, reach=1.0, noise_std=0.0, name="edge-0"):
 
 
 def test_a_release_is_read_as_a_gradient():
-    found = slope_of(heard([-2.0, 4.0], reach=0.5, noise_std=0.1))
+    mean = heard([-2.0, 4.0], reach=0.5, noise_std=0.1)
+    found = slope_of(mean, mean.value.value)
     assert found.value.tolist() == [4.0, -8.0]
     assert found.variance == pytest.approx(0.04)
 
@@ -56,7 +56,7 @@ def test_the_diversity_is_the_distance_from_the_mean():
     gradients, shares = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([4.0, 2.0])], [0.5, 0.25, 0.25]
     centre = sum(share * g for share, g in zip(shares, gradients, strict=True))
     naive = math.sqrt(sum(s * np.sum((g - centre) ** 2) for s, g in zip(shares, gradients, strict=True)))
-    found = estimate_diversity([heard(-g, name=f"edge-{n}") for n, g in enumerate(gradients)], shares)
+    found = estimate_diversity([Slope(torch.tensor(g), 0.0) for g in gradients], shares)
     assert found == pytest.approx(naive, rel=1e-6)
 
 
@@ -67,13 +67,8 @@ def test_the_noise_of_a_difference_from_the_mean_is_counted_once():
     assert found == pytest.approx(0.25 * 1.0 + 0.0625 * 2.0 + 0.0625 * 5.0)
 
 
-def test_a_round_is_the_mean_of_its_gatherings():
-    gatherings = [[heard([-1.0]), heard([-3.0], name="edge-1")], [heard([-5.0]), heard([-7.0], name="edge-1")]]
-    found = of_round(gatherings, [[0.5, 0.5], [0.25, 0.75]])
-    assert found.value.tolist() == pytest.approx([(2.0 + 6.5) / 2])
-
-
 def test_the_gradient_noise_is_half_the_squared_change_between_gatherings():
     gatherings = [[heard([-1.0])], [heard([-4.0])], [heard([-4.0])]]
-    assert sgd_noise(gatherings) == pytest.approx(math.sqrt((9 / 2 + 0) / 2))
-    assert sgd_noise(gatherings[:1]) == 0.0
+    ((channel, change),) = squared_changes(gatherings)
+    assert (channel.name, change.value.item()) == ("edge-0", pytest.approx((9 / 2 + 0) / 2))
+    assert squared_changes(gatherings[:1]) == []

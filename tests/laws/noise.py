@@ -49,6 +49,7 @@ from sightline.mechanisms import (
     SampleAtServer,
     SegmentSums,
     Updates,
+    trim_sources,
 )
 from sightline.mechanisms.contract import UniformMechanism
 from sightline.mechanisms.convex_solver import to_unit, unit_examples
@@ -313,7 +314,7 @@ def noted_run(setting: BuiltExperiment, rounds: int, seed: int = 7) -> Noted:
     for time in range(1, rounds + 1):
         r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        state = trim_sources(after, ledger)
         memories = r.memories
     return Noted(setting, ledger, calls, worker)
 

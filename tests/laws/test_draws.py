@@ -18,7 +18,7 @@ from sightline.engine.execution import AbsentClients, LiveExecution
 from sightline.engine.round import TrainingRound
 from sightline.events import Adjacency, Allocation, Clear, Gaussian, Poisson, Repeat, Segment
 from sightline.ledger import Ledger, export_ledger
-from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues
+from sightline.mechanisms import SAMPLERS, LocalSchedule, Public, ReleaseValues, trim_sources
 from sightline.randomness import EVERYONE, Purpose, Streams
 from sightline.topology import client_name
 from sightline.training.dp_sgd_settings import AHEAD, gaussian_steps
@@ -306,7 +306,7 @@ def public_of(setting, some):
         setting = setting.as_found(state)
         r = TrainingRound(setting, ledger, execution, time, memories)
         after = setting.algorithm.round(state, r, setting.settings)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        state = trim_sources(after, ledger)
         memories = r.memories
         counts.append(dict(r.counts))
     values = {name: (value.value.tolist(), sorted(value.sources)) for name, value in state.items()}

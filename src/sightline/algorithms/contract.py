@@ -9,7 +9,6 @@ import numpy as np
 
 from sightline.config import Experiment
 from sightline.errors import refuse
-from sightline.ledger import Release
 from sightline.mechanisms import Cohort, Cohorts, LocalSchedule, Public, StateRule, Updates
 from sightline.resources import Cost
 from sightline.topology import Channel
@@ -83,6 +82,8 @@ class RoundControl(Protocol):
     """The experiment's clip norm; None without privacy."""
     period: int
     """Rounds from one exchange between channels to the next."""
+    top: Channel
+    """The channel that publishes to everyone."""
     gathering_channels: tuple[Channel, ...]
     """The channels through which a round of all clients reaches the top: a star's server, or a tree's edges."""
     channel_means: Sequence[Sequence[ChannelMean]]
@@ -178,8 +179,12 @@ class Round(Protocol):
     def publish(self, value: Public) -> Public:
         """Publish to everyone, by the top server, a value computed from what was sent up."""
 
-    def show_values(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> Sequence[Release]:
-        """Show values that are already public to some to more parties: (value, by whom, to whom, what it is)."""
+    def show(self, shown: Sequence[tuple[Public, Channel, frozenset[str], str]]) -> list[Public]:
+        """Send values that some parties hold to more parties: (value, by whom, to whom, what it is).
+
+        Returns the same values, held by these parties too. It costs no privacy, but the ledger records the flow. A
+        value of `COUNTED` is recorded as seen and never sent.
+        """
 
     def release_each(self, updates: Updates, channel: Channel | None = None) -> dict[int, Public]:
         """Release each member's own update to the channel's audience by the experiment's mechanism, and return them."""

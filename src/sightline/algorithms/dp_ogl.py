@@ -10,7 +10,7 @@ from sightline.algorithms.contract import Algorithm, AlgorithmFacts, Round, Stat
 from sightline.algorithms.fedopt import SECOND_MOMENTS, FedAdam
 from sightline.config import Experiment
 from sightline.errors import invalid, refuse
-from sightline.mechanisms import Cohorts, Public, combine_public
+from sightline.mechanisms import COUNTED, Cohorts, Public, combine_public
 from sightline.topology import Channel
 
 START = "start"
@@ -55,7 +55,7 @@ def run_round(state: State, r: Round, settings: DPOGL) -> State:
     """Lines 4-25: run one epoch of every group, each with its own cohort and noise."""
     merging = (r.time - 1) % r.control.period == 0  # line 9
     if merging:
-        show_to_newcomers(state, r)
+        state = show_to_newcomers(state, r)
     many = []
     for channel in r.channels:
         starts = merge_models(state, r.channels, channel) if merging else model_of(state, channel.name)  # lines 9-16
@@ -125,20 +125,20 @@ def mean_model(models: list[Public]) -> Public:
     return combine_public(lambda *values: torch.stack(values).double().mean(0).float(), *models)
 
 
-def show_to_newcomers(state: State, r: Round) -> None:
+def show_to_newcomers(state: State, r: Round) -> State:
     """Show a group's model to workers that have joined it; others have seen it before."""
     # It costs nothing, but it flows: without this record the ledger would not know that newcomers hold the model.
     before = known_members(state)
     if not before:
-        return
+        return state
     shown = []
     for channel in r.channels:
         new = frozenset(channel.members) - frozenset(before.get(channel.name, ()))
         if new and channel.name in state:
             audience = frozenset(f"client-{worker}" for worker in new)
             shown.append((model_of(state, channel.name), channel, audience, "the group's model, for new members"))
-    if shown:
-        r.show_values(shown)
+    names = [channel.name for _, channel, _, _ in shown]
+    return dict(state) | dict(zip(names, r.show(shown) if shown else (), strict=True))
 
 
 def known_members(state: State) -> dict[str, tuple[int, ...]]:
@@ -174,8 +174,8 @@ def run_plus_round(state: State, r: Round, settings: DPOGL) -> State:
     """Run one epoch: the first of an interval records the starts, the last one trains and releases."""
     period = r.control.period
     if (r.time - 1) % period == 0:
-        show_to_newcomers(state, r)
-        show_starts(state, r)
+        state = show_to_newcomers(state, r)
+        count_starts(state, r)
     if r.time % period:
         return state
     many = []
@@ -191,8 +191,8 @@ def for_interval(channel: Channel, period: int) -> Channel:
     return replace(channel, clip_factor=channel.clip_factor * math.sqrt(period))
 
 
-def show_starts(state: State, r: Round) -> None:
-    """Record the start of an interval as seen by the whole group.
+def count_starts(state: State, r: Round) -> None:
+    """Count the start of an interval as seen by the whole group.
 
     Members learn it at the end of the interval at the latest. Counting it at once makes the ledger of a run that stops
     inside an interval an upper bound on everything that its workers hold.
@@ -200,11 +200,12 @@ def show_starts(state: State, r: Round) -> None:
     shown = []
     for channel in r.channels:
         starts = merge_models(state, r.channels, channel)
-        value = mean_model(list({id(start): start for start in starts.values()}.values()))
-        if value.sources:
-            shown.append((value, channel, channel.audience, "where an interval starts, counted as seen"))
+        sources = frozenset[int]().union(*(start.sources for start in starts.values()))
+        if sources:
+            what = "where an interval starts, counted as seen"
+            shown.append((Public(COUNTED, sources), channel, channel.audience, what))
     if shown:
-        r.show_values(shown)
+        r.show(shown)
 
 
 def check_experiment(experiment: Experiment) -> None:

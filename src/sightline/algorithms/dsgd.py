@@ -26,8 +26,13 @@ def run_round(state: State, r: Round, settings: DSGD) -> State:
     many = [(r.train(r.sample(node), state[node.name]), node) for node in r.channels]
     # All nodes are claimed in one transaction: a budget cannot stop the run between two of them.
     steps = r.release_means(many)
-    sent = {node.name: state[node.name] + step for node, step in zip(r.channels, steps, strict=True)}
-    return {name: mix_models(sent, weights) for name, weights in metropolis_weights(r.channels).items()}
+    models = [state[node.name] + step for node, step in zip(r.channels, steps, strict=True)]
+    # A step alone does not tell a neighbour the model that it was made from.
+    shown = [(one, node, node.audience, "a node's model") for one, node in zip(models, r.channels, strict=True)]
+    sent = r.show(shown)
+    mixed = metropolis_weights(r.channels)
+    received = dict(zip((node.name for node in r.channels), sent, strict=True))
+    return {name: mix_models(received, weights) for name, weights in mixed.items()}
 
 
 def mix_models(sent: State, weights: dict[str, float]) -> Public:

@@ -17,11 +17,21 @@ from typing_extensions import override
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution, allow_schedule
+from sightline.engine.projection import check_projection
 from sightline.engine.release_gate import FollowedPlan, LeftPlan, StoppedByGate, facts_of
 from sightline.engine.round import TrainingRound
 from sightline.errors import BudgetExhausted
 from sightline.ledger import Ledger
-from sightline.mechanisms import ClientState, LocalSchedule, ModelChoice, Public, ReleaseContext, ReleaseValues, Updates
+from sightline.mechanisms import (
+    ClientState,
+    LocalSchedule,
+    ModelChoice,
+    Public,
+    ReleaseContext,
+    ReleaseValues,
+    Updates,
+    trim_sources,
+)
 from sightline.plugins import ALGORITHM, BrokenLaw, refuse_plugin
 from sightline.randomness import EVERYONE
 
@@ -121,6 +131,7 @@ def check_first_algorithm(built: BuiltExperiment, make_plan: Callable[[], Follow
             continue
         try:
             check_sources(built, make_plan())
+            check_projection(built)
         except Exception as error:
             refuse_plugin(ALGORITHM, plugin.name, error)
         if plugin.source_digest != "unknown":
@@ -207,7 +218,7 @@ def _rehearse(
         except LeftPlan as error:
             raise BrokenLaw("a run claims only what its plan claims", str(error)) from None
         memories = r.memories
-        state = {n: Public(value.value, ledger.frontier(value.sources)) for n, value in _public_state(state).items()}
+        state = trim_sources(_public_state(state), ledger)
         done.states.append(state)
     return done
 

@@ -120,6 +120,8 @@ def save_checkpoint(
             for name, state in checkpoint.memories.items()
         },
     }
+    held = {name: sorted(value.held_by) for name, value in checkpoint.state.items() if value.held_by is not None}
+    metadata |= {"held_by": held} if held else {}
     kept = {
         _state_name(name, client): value
         for name, state in checkpoint.memories.items()
@@ -202,7 +204,9 @@ def load_checkpoint(directory: Path, known: Collection[str] = (), *, name: str =
         with safe_open(path, framework="pt") as file:
             metadata = _check_metadata(json.loads(file.metadata()["sightline"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state = {name: Public(tensors[name], frozenset(ids)) for name, ids in metadata["sources"].items()}
+        held = {name: frozenset(parties) for name, parties in metadata.get("held_by", {}).items()}
+        sources = metadata["sources"].items()
+        state = {name: Public(tensors[name], frozenset(ids), held.get(name)) for name, ids in sources}
         memories = {
             name: ClientState(
                 {n: tensors[_state_name(name, n)] for n in result["clients"]}, frozenset(result["sources"])
@@ -225,6 +229,8 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         isinstance(n, int | float) for n in metadata["counts"].values()
     ):
         raise ValueError("head must be a string, and counts must be numbers")
+    if not all(isinstance(name, str) for parties in metadata.get("held_by", {}).values() for name in parties):
+        raise ValueError("held_by must be names of parties")
     # A source that the ledger does not have would be a value of unknown origin: its releases could not be charged.
     known = [*metadata["sources"].values(), *(state["sources"] for state in metadata["memories"].values())]
     if any(type(id) is not int or not 0 <= id < metadata["releases"] for ids in known for id in ids):

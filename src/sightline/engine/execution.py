@@ -13,6 +13,7 @@ from sightline.config import Experiment, Local
 from sightline.engine.build import BuiltExperiment
 from sightline.errors import Refused, invalid, refuse
 from sightline.events import Unit
+from sightline.ledger import Release
 from sightline.mechanisms import (
     Block,
     ClientExecutor,
@@ -132,7 +133,8 @@ class ScheduleControl(RoundControl):
         self.schedule, self.most_steps = self.planned, self.planned.steps
         clipped = built.unit is not Unit.NONE and built.experiment.privacy.sensitivity != "convex"
         self.clip_norm = built.experiment.privacy.clip_norm if clipped else None
-        self.period, self.gathering_channels = built.topology.period, built.topology.gathering_channels
+        self.period, self.top = built.topology.period, built.topology.top
+        self.gathering_channels = built.topology.gathering_channels
         self.channel_means: list[list[ChannelMean]] = []
         self.released: dict[str, Public] = {}
         self._rated = frozenset[str]()
@@ -218,6 +220,9 @@ class Execution(Protocol):
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return the values of releases that are already recorded."""
 
+    def share_value(self, release: Release, holder: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a released value as the party at work has it, after its holder has sent it to the audience."""
+
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return client -> the model that it chose."""
 
@@ -248,6 +253,10 @@ class LiveExecution:
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return what the mechanism computes."""
         return compute(updates, context)
+
+    def share_value(self, release: Release, holder: str, value: torch.Tensor) -> torch.Tensor:
+        """Return the value: all parties are here."""
+        return value
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return what the members choose by their own data."""
@@ -281,6 +290,10 @@ class DryExecution:
     def compute_values(self, updates: Updates, context: ReleaseContext, compute: Compute) -> ReleaseValues:
         """Return zeros for all members."""
         return ReleaseValues(dict.fromkeys((EVERYONE, *updates.cohort.members), torch.zeros(self.worker.dimension)))
+
+    def share_value(self, release: Release, holder: str, value: torch.Tensor) -> torch.Tensor:
+        """Return the value: a plan is made for all parties at once."""
+        return value
 
     def collect_choices(self, ballot: ModelChoice, context: ReleaseContext) -> dict[int, int]:
         """Return the first model for every chooser."""

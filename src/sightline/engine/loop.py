@@ -70,7 +70,7 @@ from sightline.engine.twin_worlds import ComparedExecution, plan_worlds
 from sightline.errors import invalid
 from sightline.events import Unit
 from sightline.ledger import EntryKind, Ledger, LedgerDamaged
-from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules
+from sightline.mechanisms import ClientExecutor, ClientState, NoiseStreams, Public, Schedules, trim_sources
 from sightline.randomness import Streams
 from sightline.topology import client_name
 
@@ -375,7 +375,7 @@ class TrainingLoop:
         Raise here what a plugin would raise later when it reads this state.
         """
         algorithm = self.built.algorithm
-        after = {name: Public(value.value, self.ledger.frontier(value.sources)) for name, value in after.items()}
+        after = trim_sources(after, self.ledger)
         if self.plan is not None:
             algorithm.facts.finished(after)
             algorithm.facts.clusters(after)

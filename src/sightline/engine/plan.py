@@ -6,7 +6,6 @@ from math import fsum, inf
 from typing import Any, cast
 
 import numpy as np
-import torch
 from typing_extensions import override
 
 from sightline import accounting
@@ -15,11 +14,11 @@ from sightline.engine.build import BuiltExperiment, count_protected
 from sightline.engine.execution import DryExecution
 from sightline.engine.metadata import collect_facts
 from sightline.engine.release_gate import FollowedPlan
-from sightline.engine.round import TrainingRound
+from sightline.engine.round import walk_rounds
 from sightline.errors import refuse
 from sightline.events import Event, Unit
 from sightline.ledger import Ledger
-from sightline.mechanisms import ClientState, CohortSampler, Public, Schedules
+from sightline.mechanisms import CohortSampler, Schedules
 from sightline.topology import Channel, Clusters, client_name
 
 TRAFFIC_ROUNDS = 50
@@ -44,14 +43,7 @@ def plan_releases(
     # of the same thing, and the two would drift apart.
     ledger = Ledger(participants=built.participants)
     execution = execution or DryExecution(built.federation.sizes.tolist(), real_nodes=real_nodes)
-    state: Any = built.algorithm.init(Public(torch.zeros(1)), built.clients, built.settings)
-    memories: Mapping[str, ClientState] = {}
-    for time in range(1, (rounds or built.experiment.rounds) + 1):
-        r = TrainingRound(built, ledger, execution, time, memories)
-        state = built.algorithm.round(state, r, built.settings)
-        memories = r.memories
-        on_round(r.counts)
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    walk_rounds(built, ledger, execution, rounds or built.experiment.rounds, on_round)
     return ledger
 
 

@@ -1,6 +1,6 @@
 """The `Round` that algorithms use: it samples, trains lazily, and releases through the ledger."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from sightline.errors import Refused, refuse
 from sightline.events import Gaussian, Unit
 from sightline.ledger import NOBODY, POST_PROCESSING, Draw, Ledger, Parties, Release
 from sightline.mechanisms import (
+    ABSENT,
+    COUNTED,
     CallId,
     ClientState,
     Cohort,
@@ -36,13 +38,14 @@ from sightline.mechanisms import (
     active_places,
     share_training,
     sum_weighted,
+    trim_sources,
 )
 from sightline.mechanisms.contract import NoiseRow
 from sightline.mechanisms.sealed import SealedCohort, SealedUpdates, open_sealed, refuse_look
 from sightline.plugins import MECHANISM
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import CostMeter
-from sightline.topology import Channel, client_name
+from sightline.topology import PUBLIC, Channel, client_name
 from sightline.training import LocalTask
 
 Draws = tuple[DrawnCohort, ...]
@@ -171,7 +174,7 @@ class TrainingRound:
             received = memory.sources | state.sources
             eligible = self._ledger.frontier(eligible | received)
             reached = {ids: self._ledger.frontier(ids | received) for ids in {s.sources for s in given}}
-            starts = {n: Public(s.value, reached[s.sources]) for n, s in starts.items()}
+            starts = {n: replace(s, sources=reached[s.sources]) for n, s in starts.items()}
             behind = {n: reached[ids] for n, ids in behind.items()}
         return Updates(cohort, starts, self._worker, at, task, recall, self._built.splitter, eligible, behind)
 
@@ -217,7 +220,7 @@ class TrainingRound:
         choices = self._execution.collect_choices(ballot, context)
         self.counts["downlink_floats"] += (len(candidates) - 1.0) * len(cohort.members) * self._built.model.parameters
         return {
-            member: Public(torch.tensor([float(choices[member])]), frozenset({release.id}))
+            member: self._hold(release, self.channels[0].name, torch.tensor([float(choices[member])]))
             for member, release in zip(cohort.members, made, strict=True)
             if member in choices
         }
@@ -229,15 +232,21 @@ class TrainingRound:
             steps = self.release_means(share_training(updates, gathering))
             return self.publish(sum_weighted(steps, self.control.channel_shares(gathering)))
         made, outcome = self._claim_and_compute(updates, channel or top, each=False)
-        return Public(outcome.values[EVERYONE], frozenset({made[-1].id}))
+        return self._hold(made[-1], (channel or top).name, outcome.values[EVERYONE])
+
+    def _hold(self, release: Release, holder: str, value: torch.Tensor) -> Public:
+        """Return a released value, held by the one who released it and by its audience."""
+        held = release.audience | {holder}
+        shared = self._execution.share_value(release, holder, value)
+        return Public(shared, frozenset({release.id}), None if PUBLIC in held else held)
 
     def publish(self, value: Public) -> Public:
         """Publish a value computed from what was sent up, by the top server to everyone."""
         top = self._built.topology.top
-        (made,) = self.show_values([(value, top, top.audience, "mean of what was sent up")])
+        (made,) = self._record_shown([(value, top, top.audience, "mean of what was sent up")])
         if self._meter is not None:
             self._meter.charge_lifting()
-        return Public(value.value, frozenset({made.id}))
+        return self._hold(made, top.name, value.value)
 
     def release_means(self, many: Sequence[tuple[Updates, Channel]]) -> list[Public]:
         """Release the means of several channels at once; all are claimed and recorded before any is computed."""
@@ -256,7 +265,7 @@ class TrainingRound:
             outcome = self._execution.compute_values(updates, context, mechanism.mean)
             self._keep_client_state(updates, mine)
             self._count_traffic(outcome.rejected, mechanism.count_senders(updates.cohort, context))
-            values.append(Public(outcome.values[EVERYONE], frozenset({mine[-1].id})))
+            values.append(self._hold(mine[-1], context.channel.name, outcome.values[EVERYONE]))
             self._keep_numbers(context.channel, outcome, mine[-1])
             reach = gradient_reach(updates.task, self.control.planned)
             means.append(ChannelMean(context.channel, values[-1], reach, outcome.noise_std))
@@ -265,8 +274,19 @@ class TrainingRound:
             self._meter.charge_gathering([(context.channel, context.sampler) for context in contexts])
         return values
 
-    def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
-        """Show values that are already public to some to more parties: (value, by whom, to whom, what it is)."""
+    def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> list[Public]:
+        """Record that values are shown to more parties, and return them, held by these parties too."""
+        result = []
+        for (value, channel, audience, _), made in zip(shown, self._record_shown(shown), strict=True):
+            if value.value is COUNTED:
+                result.append(value)
+                continue
+            shared = self._execution.share_value(made, channel.name, value.value)
+            held = None if value.held_by is None else value.held_by | audience
+            result.append(replace(value, value=shared if value.value is ABSENT else value.value, held_by=held))
+        return result
+
+    def _record_shown(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
         facts = (self._built.unit, self._built.adjacency)
         return self._gate.record_releases(
             [
@@ -284,7 +304,7 @@ class TrainingRound:
         pairs = zip(updates.cohort.members, made, strict=True)
         # Real nodes may not answer: their releases are charged, and their values are missing.
         return {
-            member: Public(outcome.values[member], frozenset({release.id}))
+            member: self._hold(release, client_name(member), outcome.values[member])
             for member, release in pairs
             if member in outcome.values
         }
@@ -320,7 +340,7 @@ class TrainingRound:
             return inside, draws
         # What is released now depends on the numbers, for example through the clip norm. The mechanism reads its inputs
         # off the updates, so that it cannot forget them.
-        starts = {n: Public(start.value, start.sources | numbers.sources) for n, start in inside.starts.items()}
+        starts = {n: replace(start, sources=start.sources | numbers.sources) for n, start in inside.starts.items()}
         return replace(inside, starts=starts, eligible=frozenset(inside.sources) | numbers.sources), draws
 
     def _keep_numbers(self, channel: Channel, outcome: ReleaseValues, mean: Release) -> None:
@@ -426,3 +446,20 @@ class TrainingRound:
         if self._execution.noises is None:
             raise Refused(f"release={row.release}: a plan has no noise")
         return self._execution.noises.draw_noise(row, strategy, dimension, self._ledger)
+
+
+def walk_rounds(
+    built: BuiltExperiment,
+    ledger: Ledger,
+    execution: Execution,
+    rounds: int,
+    on_round: Callable[[Mapping[str, float]], None] = lambda counts: None,
+) -> None:
+    """Run the algorithm's rounds without data; `on_round` gets the traffic of each."""
+    state: Any = built.algorithm.init(Public(torch.zeros(1)), built.clients, built.settings)
+    memories: Mapping[str, ClientState] = {}
+    for time in range(1, rounds + 1):
+        r = TrainingRound(built, ledger, execution, time, memories)
+        state = trim_sources(built.algorithm.round(state, r, built.settings), ledger)
+        memories = r.memories
+        on_round(r.counts)

@@ -39,6 +39,8 @@ from sightline.mechanisms.segments import ConvexSegments, SegmentSums, segment_r
 from sightline.mechanisms.selection import ModelChoice, choice_sharpness, draw_choice
 from sightline.mechanisms.submodels import Splitter, build_splitter
 from sightline.mechanisms.updates import (
+    ABSENT,
+    COUNTED,
     ClientExecutor,
     ClientOutput,
     Public,
@@ -46,6 +48,7 @@ from sightline.mechanisms.updates import (
     Updates,
     combine_public,
     sum_weighted,
+    trim_sources,
 )
 from sightline.training.call import (
     Block,
@@ -63,6 +66,8 @@ from sightline.training.call import (
 from sightline.training.schedule import Allotment, Schedules
 
 __all__ = [
+    "ABSENT",
+    "COUNTED",
     "MECHANISMS",
     "SAMPLERS",
     "AdaptiveMean",
@@ -129,5 +134,6 @@ __all__ = [
     "share_training",
     "sum_sensitivity",
     "sum_weighted",
+    "trim_sources",
     "with_gaussian_noise",
 ]

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.errors import Refused
+from sightline.ledger import Ledger
 from sightline.mechanisms.samplers import Cohort
 from sightline.mechanisms.submodels import Splitter
 from sightline.training.call import (
@@ -27,6 +29,24 @@ if TYPE_CHECKING:
     from sightline.mechanisms.selection import ModelChoice
 
 
+class _Absent:
+    """Stands for a vector that the party at work does not hold; every look at it raises `Refused`."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refused(f"value.{name}: this party does not hold the value; let a party that holds it show it first")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise Refused(f"{getattr(function, '__name__', 'torch')}: this party does not hold the value")
+
+
+ABSENT: Any = _Absent()
+COUNTED: Any = _Absent()
+"""The value of a `Public` that is never sent: `Round.show` records it, so that the ledger counts it as seen."""
+
+
 @dataclass(frozen=True, eq=False)
 class Public:
     """A vector computed from released values only; `sources` are the ids of those releases.
@@ -37,6 +57,14 @@ class Public:
 
     value: Tensor
     sources: frozenset[int] = frozenset()
+    held_by: frozenset[str] | None = None
+    """The parties that hold it: those that all its releases were shown to; None for everyone. Follows from public
+    facts, so it is the same in the simulator and at every party of a deployment.
+    """
+
+    def is_held_by(self, parties: frozenset[str]) -> bool:
+        """Return whether all these parties hold the value."""
+        return self.held_by is None or parties <= self.held_by
 
     def __add__(self, other: "Public") -> "Public":
         # The ledger's guarantee rests on `inputs`: a forgotten one would give an epsilon that is too small. Operators
@@ -53,9 +81,20 @@ class Public:
 
 
 def combine_public(function: Callable[..., Tensor], *values: Public) -> Public:
-    """Return any function of public values as a `Public` whose sources are those of all arguments (post-processing)."""
+    """Return any function of public values (post-processing).
+
+    Its sources are those of all arguments, and it is held by the parties that hold all of them.
+    """
     sources = frozenset().union(*(value.sources for value in values))
-    return Public(function(*(value.value for value in values)), sources)
+    held = [value.held_by for value in values if value.held_by is not None]
+    absent = any(value.value is ABSENT for value in values)
+    result = ABSENT if absent else function(*(value.value for value in values))
+    return Public(result, sources, frozenset.intersection(*held) if held else None)
+
+
+def trim_sources(state: Mapping[str, Public], ledger: Ledger) -> dict[str, Public]:
+    """Return the values without the sources that later ones imply."""
+    return {name: replace(value, sources=ledger.frontier(value.sources)) for name, value in state.items()}
 
 
 def sum_weighted(values: Sequence[Public], weights: Sequence[float]) -> Public:

@@ -15,6 +15,7 @@ from sightline.config import ClientSampler, parse
 from sightline.engine.algorithm_laws import check_sources
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.plan import follow_plan, plan_releases
+from sightline.engine.projection import check_projection
 from sightline.engine.run_directory import MODEL
 from sightline.errors import InvalidInput
 from sightline.events import Adjacency, Gaussian
@@ -48,11 +49,11 @@ def check_algorithm(
     """Raise `BrokenLaw` unless an algorithm, or "package.module:ALGORITHM", keeps the laws of algorithms.
 
     With whatever its own `check` lets it protect, on the first of its topologies that is built in: what it computes
-    from releases remembers them; its claims do not follow released values and are those of its plan; it does not look
-    at a cohort that sampling hides, and does not raise `BudgetExhausted`; the run costs no more than its plan;
-    calibrated noise meets its target; run again, and interrupted and resumed, it ends with the same bits; its ledger is
-    confirmed by other code. `settings` are its own; `tables` change the tiny experiment where the algorithm needs
-    another: `{"local": {"steps": 10}}`.
+    from releases remembers them; every party holds the values that it uses; its claims do not follow released values
+    and are those of its plan; it does not look at a cohort that sampling hides, and does not raise `BudgetExhausted`;
+    the run costs no more than its plan; calibrated noise meets its target; run again, and interrupted and resumed, it
+    ends with the same bits; its ledger is confirmed by other code. `settings` are its own; `tables` change the tiny
+    experiment where the algorithm needs another: `{"local": {"steps": 10}}`.
     """
     result = _find_object(ALGORITHM, algorithm, Algorithm)
     kinds = [kind for kind in result.facts.topologies if kind in topology.REGISTRY]
@@ -68,6 +69,7 @@ def check_algorithm(
             if built is not None:
                 protected.append(name)
                 check_sources(built, follow_plan(built))
+                check_projection(built)
                 _check_runs(file)
                 _check_hidden_cohorts(file)
     if not protected:

@@ -27,6 +27,8 @@ class Channel:
     """Whether its owner receives un-noised updates and adds the noise, where trust decides that."""
     through: frozenset[str] = frozenset()
     """The trusted parties that un-noised updates pass on their way to the owner."""
+    above: frozenset[str] = frozenset()
+    """The servers between it and everyone: a tree's edge has its regions and the cloud above it."""
 
     @cached_property
     def subjects(self) -> frozenset[str]:

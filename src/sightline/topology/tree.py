@@ -119,7 +119,7 @@ class Tree(Steady):
         """Return the edges, each with its own devices as members and audience."""
         return tuple(
             Channel(edge.name, edge.members, frozenset((edge.name, *map(client_name, edge.members))),
-                    trusted=self._receives_clear(edge))
+                    trusted=self._receives_clear(edge), above=frozenset(self.servers_above(edge)))
             for edge in self.edges
         )  # fmt: skip
 

@@ -166,7 +166,7 @@ def show_models(
         if clients or also
     ]
     if shown:
-        r.show_values(shown)
+        r.show(shown)
 
 
 def train_clusters(state: State, r: Round, cohort: Cohort) -> State:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,8 @@ from sightline.algorithms.hierarchy.control_search import (
     search_choice,
 )
 from sightline.config import Experiment
-from sightline.mechanisms import LocalSchedule, Public
+from sightline.mechanisms import LocalSchedule, Public, combine_public
+from sightline.topology import Channel
 
 
 def participation_rates(r: Round, trusted: int, untrusted: int) -> dict[str, float]:
@@ -108,10 +110,10 @@ class Slope:
         return left if left > CLEAR * spread else 0.0
 
 
-def slope_of(mean: ChannelMean) -> Slope:
-    """Return the gradient behind one release."""
+def slope_of(mean: ChannelMean, value: Tensor) -> Slope:
+    """Return the gradient behind one release with this value."""
     reach = max(mean.reach, 1e-30)
-    return Slope(mean.value.value / -reach, (mean.noise_std / reach) ** 2)
+    return Slope(value / -reach, (mean.noise_std / reach) ** 2)
 
 
 def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
@@ -122,21 +124,14 @@ def mean_slope(slopes: Sequence[Slope], shares: Sequence[float]) -> Slope:
     return Slope(value, math.fsum(share**2 * one.variance for one, share in zip(slopes, shares, strict=True)))
 
 
-def of_round(gatherings: Sequence[Sequence[ChannelMean]], shares: Sequence[Sequence[float]]) -> Slope:
-    """Return the global gradient of a round: the mean over its gatherings, weighted by channel shares."""
-    result = [mean_slope(list(map(slope_of, one)), weights) for one, weights in zip(gatherings, shares, strict=True)]
-    return mean_slope(result, [1 / len(result)] * len(result))
-
-
 def estimate_smoothness(now: Slope, before: Slope, move: Tensor) -> float:
     """Return |g - g'| / |w - w'|, the secant, a lower estimate of beta; zero if noise covers it."""
     distance = float(move.double().square().sum())
     return math.sqrt(now.minus(before).square / distance) if distance > 0 else 0.0
 
 
-def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]) -> float:
+def estimate_diversity(channels: Sequence[Slope], shares: Sequence[float]) -> float:
     """Return zeta: the root mean squared distance of the channels' gradients from the global one."""
-    channels = list(map(slope_of, gathering))
     result = []
     for index in range(len(channels)):
         against_mean = [float(other == index) - share for other, share in enumerate(shares)]
@@ -144,18 +139,24 @@ def estimate_diversity(gathering: Sequence[ChannelMean], shares: Sequence[float]
     return math.sqrt(math.fsum(result))
 
 
-def sgd_noise(gatherings: Sequence[Sequence[ChannelMean]]) -> float:
-    """Return sigma: how much a subnet's gradient changes between gatherings of a round; needs two gatherings.
+def squared_changes(gatherings: Sequence[Sequence[ChannelMean]]) -> list[tuple[Channel, Public]]:
+    """Return, for each subnet, half the mean squared change of its gradient between the gatherings of a round.
 
-    An upper estimate of the noise of a subnet's mean: drift between gatherings is counted as noise.
+    The root of their mean is sigma, an upper estimate of the noise of a subnet's mean: drift between gatherings is
+    counted as noise. Empty with one gathering.
     """
-    result = [
-        slope_of(after).minus(slope_of(before)).square / 2
-        for earlier, later in pairwise(gatherings)
-        for before, after in zip(earlier, later, strict=False)
-        if before.channel.name == after.channel.name
-    ]
-    return math.sqrt(math.fsum(result) / len(result)) if result else 0.0
+    result = []
+    for channel in {mean.channel.name: mean.channel for gathering in gatherings for mean in gathering}.values():
+        own = [mean for gathering in gatherings for mean in gathering if mean.channel.name == channel.name]
+        if len(own) > 1:
+            result.append((channel, combine_public(partial(_squared_change, own), *(mean.value for mean in own))))
+    return result
+
+
+def _squared_change(means: Sequence[ChannelMean], *values: Tensor) -> Tensor:
+    slopes = [slope_of(mean, value) for mean, value in zip(means, values, strict=True)]
+    changes = [after.minus(before).square / 2 for before, after in pairwise(slopes)]
+    return torch.tensor([math.fsum(changes) / len(changes)])
 
 
 PREFIX = "pace of control"
@@ -250,30 +251,55 @@ def note_decision(r: Round, choice: Choice, gamma: float) -> None:
 
 
 def update_control(state: State, r: Round, base: Algorithm, now: Progress, control: Control) -> dict[str, Public]:
-    """Return the next state of control: steps done, the gradient read off the releases, and its point."""
+    """Return the next state of control: steps done, the gradient of the round at the cloud, and its point."""
     start = base.models(state, r.clients)
     means = r.control.channel_means
     if not means or not isinstance(start, Public):
         return {PREFIX: now.to_vector(frozenset())}
-    shares = [r.control.channel_shares([mean.channel for mean in gathering]) for gathering in means]
-    slope = of_round(means, shares)
-    beta = secant_smoothness(state, slope, start, now)
-    zeta, sigma = estimate_diversity(means[-1], shares[-1]), sgd_noise(means)
+    # The cloud estimates from the gathering that it receives; earlier ones of the round stay at the edges.
+    last, shares = means[-1], r.control.channel_shares([mean.channel for mean in means[-1]])
+    values = [mean.value for mean in last]
+    slopes = partial(_slopes_of, last)
+    gradient = combine_public(lambda *seen: mean_slope(slopes(seen), shares).value, *values)
+    variance = mean_slope(slopes([torch.zeros(1)] * len(last)), shares).variance
+    diversity = combine_public(lambda *seen: torch.tensor([estimate_diversity(slopes(seen), shares)]), *values)
+    estimates = [secant_smoothness(state, gradient, variance, start, now), diversity, sgd_noise(r, means)]
+    seen = publish_estimates(r, estimates)
+    beta, zeta, sigma = (float(value.value[0]) for value in seen)
     r.control.note_metrics(smoothness_seen=beta, diversity_seen=zeta, sgd_noise_seen=sigma)
     largest = max(now.beta, beta) if control.estimated else now.beta
-    # The choice of the next round depends on these releases. The public model is computed from them as well, so every
-    # observer of the choice is already charged for them.
-    sources = start.sources.union(*(mean.value.sources for gathering in means for mean in gathering))
-    return {
-        PREFIX: Progress(now.steps_done, largest, slope.variance).to_vector(sources),
-        GRADIENT: Public(slope.value, sources),
-        POINT: start,
-    }
+    after = Progress(now.steps_done, largest, variance).to_vector(seen[0].sources)
+    return {PREFIX: after, GRADIENT: gradient, POINT: start}
 
 
-def secant_smoothness(state: State, slope: Slope, start: Public, now: Progress) -> float:
+def _slopes_of(means: Sequence[ChannelMean], values: Sequence[Tensor]) -> list[Slope]:
+    return [slope_of(mean, value) for mean, value in zip(means, values, strict=True)]
+
+
+def secant_smoothness(state: State, gradient: Public, variance: float, start: Public, now: Progress) -> Public:
     """Return the smoothness between this round's start and the last one's; zero in the first round."""
     if GRADIENT not in state:
-        return 0.0
-    before = Slope(state[GRADIENT].value, now.variance)
-    return estimate_smoothness(slope, before, start.value - state[POINT].value)
+        return combine_public(lambda _: torch.zeros(1), gradient)
+
+    def secant(here: Tensor, there: Tensor, to: Tensor, point: Tensor) -> Tensor:
+        return torch.tensor([estimate_smoothness(Slope(here, variance), Slope(there, now.variance), to - point)])
+
+    return combine_public(secant, gradient, state[GRADIENT], start, state[POINT])
+
+
+def sgd_noise(r: Round, means: Sequence[Sequence[ChannelMean]]) -> Public:
+    """Return sigma at the cloud, from the change that each edge measures and sends up; zero with one gathering."""
+    changes = squared_changes(means)
+    sent = [(value, c, c.above, "how much an edge's gradient changed, sent up") for c, value in changes if c.above]
+    if not sent:
+        return Public(torch.zeros(1))
+    return combine_public(lambda *seen: torch.stack(seen).mean(0).sqrt(), *r.show(sent))
+
+
+def publish_estimates(r: Round, estimates: Sequence[Public]) -> list[Public]:
+    """Return the cloud's estimates of smoothness, diversity and SGD noise, held by everyone."""
+    # Everyone plans the next round by them. They come from releases that the public model comes from too, so every
+    # observer is already charged for them.
+    cloud, names = r.control.top, ("smoothness", "diversity", "SGD noise")
+    what = [f"the cloud's estimate of {name}" for name in names]
+    return r.show([(value, cloud, cloud.audience, text) for value, text in zip(estimates, what, strict=True)])

@@ -153,9 +153,19 @@ def release_global(
     """
     gathering = tuple(channel for _, channel in last)
     steps = r.release_means(last)
-    own = [models[c.name] for c in r.channels]
+    own = lift_models(r, models)
     shares = subnet_shares(r, settings)
     return r.publish(sum_weighted(own, shares(r.channels)) + sum_weighted(steps, shares(gathering)))
+
+
+def lift_models(r: Round, models: Mapping[str, Public]) -> list[Public]:
+    """Return the edges' models after each has sent its own to the servers above it, unless these hold it."""
+    own = [models[c.name] for c in r.channels]
+    sent = [n for n, c in enumerate(r.channels) if not own[n].is_held_by(c.above)]
+    shown = [(own[n], r.channels[n], r.channels[n].above, "an edge's model, sent up") for n in sent]
+    for n, model in zip(sent, r.show(shown) if shown else (), strict=True):
+        own[n] = model
+    return own
 
 
 def subnet_shares(r: Round, settings: H2FDP) -> Callable[[Sequence[Channel]], list[float]]:

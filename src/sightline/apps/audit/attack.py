@@ -19,6 +19,7 @@ from sightline.engine.execution import Compute, LiveExecution
 from sightline.engine.round import TrainingRound
 from sightline.ledger import Ledger, Parties, Release
 from sightline.mechanisms import (
+    COUNTED,
     ModelChoice,
     NoisedBy,
     Public,
@@ -27,6 +28,7 @@ from sightline.mechanisms import (
     Schedules,
     Updates,
     active_places,
+    trim_sources,
 )
 from sightline.mechanisms.correlated_noise import build_stream
 from sightline.mechanisms.updates import ClientOutput
@@ -208,9 +210,11 @@ class ObservedRound(TrainingRound):
         self._watch, self._shown = watch, 0
 
     @override
-    def show_values(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
-        made = super().show_values(shown)
+    def _record_shown(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> Sequence[Release]:
+        made = super()._record_shown(shown)
         for value, channel, audience, _ in shown:
+            if value.value is COUNTED:  # never sent
+                continue
             self._watch.note_shown(self.time, self._shown, channel.name, audience, value.value)
             self._shown += 1
         return made
@@ -230,7 +234,7 @@ def watched_run(built: BuiltExperiment, watch: Observer, worker: Any, *, rounds:
         r = ObservedRound(watch, built, ledger, execution, time, memories)
         after = built.algorithm.round(state, r, built.settings)
         # As in the engine's loop: sources are reduced to their frontier after every round.
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in after.items()}
+        state = trim_sources(after, ledger)
         memories = r.memories
     worker.close()
 

@@ -14,13 +14,12 @@ from typing_extensions import override
 from sightline.algorithms import RULES
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import AbsentClients, Compute, DryExecution, eligible_members
-from sightline.engine.round import TrainingRound
+from sightline.engine.round import walk_rounds
 from sightline.errors import invalid, refuse
 from sightline.ledger import Ledger
 from sightline.mechanisms import (
     CohortSampler,
     ModelChoice,
-    Public,
     ReleaseContext,
     ReleaseValues,
     Updates,
@@ -33,7 +32,6 @@ from sightline.training.call import (
     Block,
     CallId,
     CallKind,
-    ClientState,
     LocalTask,
     PrivateSteps,
     StateRule,
@@ -266,13 +264,7 @@ def _listen(built: BuiltExperiment, client: int, sizes: list[int]) -> list[Plann
     ledger = Ledger(participants=built.participants)
     execution = ListeningExecution(sizes, client)
     sized = replace(built, federation=_SizedFederation(built.federation, sizes))  # type: ignore[arg-type]
-    state: Any = built.algorithm.init(Public(torch.zeros(1)), built.clients, built.settings)
-    memories: Mapping[str, ClientState] = {}
-    for time in range(1, built.experiment.rounds + 1):
-        r = TrainingRound(sized, ledger, execution, time, memories)
-        state = built.algorithm.round(state, r, built.settings)
-        memories = r.memories
-        state = {name: Public(value.value, ledger.frontier(value.sources)) for name, value in state.items()}
+    walk_rounds(sized, ledger, execution, built.experiment.rounds)
     return execution.calls
 
 
