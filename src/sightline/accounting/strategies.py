@@ -57,16 +57,16 @@ would be larger than what is charged; give coefficients that never rise
         check_strategy(self.name)
         check_steps(self.steps)
         if not 1 <= len(self.coefficients) <= self.steps:
-            invalid(
-                "coefficients", len(self.coefficients), f"must have 1 to {self.steps} values, at most one for each step"
-            )
+            reason = f"must have 1 to {self.steps} values, at most one for each step"
+            invalid("len(coefficients)", len(self.coefficients), reason)
         if self.bands is not None and self.bands != len(self.coefficients):
             invalid("bands", self.bands, f"must be the number of coefficients, which is {len(self.coefficients)}")
         if self.coefficients[0] != 1.0:
             invalid("coefficients[0]", self.coefficients[0], "the first coefficient must be 1")
         check_monotone(self.coefficients)
         if (self.weights or self.decays) and self.coefficients != expand_buffers(self.weights, self.decays, self.steps):
-            invalid("coefficients", self.name, "must be those of the buffers, c_i = sum_j w_j th_j^(i-1)")
+            reason = "must be those that weights w and decays t generate, c_i = sum_j w_j t_j^(i-1)"
+            invalid("coefficients", str(self.coefficients)[:60], reason)
 
 
 def check_strategy(name: str) -> None:

@@ -83,7 +83,7 @@ def run_round(state: State, r: Round, settings: PFedMe) -> State:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise `Refused` for DP-SGD: the inner solver is not a sequence of clipped and noised steps."""
+    """Raise `Refused` for DP-SGD, and for optimizers other than SGD: the inner solver takes neither's steps."""
     if experiment.privacy.unit == "sample" and experiment.privacy.mechanism == "gaussian":
         reason = "pfedme's inner solver does not take private steps"
         refuse("privacy.unit", "sample", reason, 'use unit = "client", or mechanism = "output"')

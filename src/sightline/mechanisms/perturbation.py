@@ -253,9 +253,9 @@ class Objective(NoisedByClients):
         return left / self._gradient_shift(client)
 
     def client_outputs(self, updates: Updates, context: ReleaseContext) -> Iterator[ClientOutput]:
-        """Draw each member's linear term, solve, and cover the solver's remainder with noise."""
+        """Draw each member's linear term, solve, and add noise that covers the solver's error."""
         curvature, dimension = self._curvature_of(updates), updates.worker.dimension
-        # One generator per member: the linear term comes first, the remainder's noise continues the same stream.
+        # One generator per member: the linear term comes first, the error's noise continues the same stream.
         rngs = {member: context.noise(member) for member in updates.cohort.members}
         linear = {
             member: isotropic_noise(dimension, rate=self.rate(member, curvature), rng=rng)

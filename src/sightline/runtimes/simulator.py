@@ -49,7 +49,7 @@ class Simulator:
         )
         self.dimension, self.sizes = built.model.parameters, self.clients.sizes
         self._stragglers = local.stragglers
-        # With examples as the unit, evaluate them one at a time, so that one example changes a count of right answers
+        # Under privacy of single examples, evaluate them one at a time, so that one example changes a count of right answers
         # by one.
         self._apart = built.unit is Unit.SAMPLE
         self._trainer = trainer_for(self.clients, workers)

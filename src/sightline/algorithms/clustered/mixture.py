@@ -245,8 +245,8 @@ def candidate_counts(clients: int) -> range:
 def surest_mixture(points_of: PointsOf, *, clients: int, seed: int, counts: Sequence[int] | None = None) -> Mixture:
     """Return the mixture with the largest MSS over the candidate counts; among equals, the fewest components.
 
-    Guarantees: equal points give one component. One component is never preferred to two, because its MSS has no
-    meaning: a low MSS of the result says that there may be no clusters at all.
+    Guarantees: a fit of one component has no MSS and wins only if every candidate has one component, as for equal
+    points. A low MSS means that there may be no clusters.
     """
     fits = [fit_mixture(points_of(count), count, seed=seed) for count in (counts or candidate_counts(clients))]
     return max(fits, key=lambda mixture: (np.nan_to_num(mixture.mss, posinf=0.0), -mixture.count))

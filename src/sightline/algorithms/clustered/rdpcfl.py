@@ -47,7 +47,7 @@ SEEDS = 2**31
 
 
 def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> State:
-    """Train all present clients from the common start, by default on whole shards, and release the noisy results.
+    """Train all present clients from the common start, by default with full batches, and release the noisy results.
 
     The rest is the server's post-processing of released values: a mixture, its posteriors, the switch round E_c, and
     cluster models that start from the mean of their likeliest members' models.
@@ -55,7 +55,7 @@ def run_first_round(state: State, r: Round, cohort: Cohort, settings: Any) -> St
     batch = {"whole_batch": True} if settings.first_batch is None else {"batch_size": settings.first_batch}
     updates = r.train(cohort, state[START], **batch)  # b^1 of Lemma 4.2
     steps = r.release_each(updates)
-    # A plan has no values to fit. It assumes what costs most: that there are clusters to choose from.
+    # A plan has no values to fit. It assumes the most expensive case: there are clusters to choose from.
     mixture, curve = (
         (unseen_mixture(len(steps), settings), [])
         if r.rehearsal or not steps

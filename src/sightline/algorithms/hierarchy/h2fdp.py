@@ -95,7 +95,12 @@ def _check_per_subnet(r: Round, name: str, given: Sequence[object]) -> None:
         invalid(f"algorithm.{name}", list(given), reason, "give one for each subnet")
     if {c.name for c in r.control.gathering_channels} != {c.name for c in r.channels}:
         reason = "a trusted region sums several subnets before the noise, so they need the same value"
-        refuse(f"algorithm.{name}", list(given), reason, "give one value for all, or do not trust both levels")
+        refuse(
+            f"algorithm.{name}",
+            list(given),
+            reason,
+            "give one value for all, or trust only one of the levels in topology.trusted",
+        )
 
 
 def gathering_channels(r: Round, subnets: tuple[Channel, ...]) -> tuple[Channel, ...]:

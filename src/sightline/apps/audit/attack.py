@@ -85,7 +85,7 @@ def turn_weights(built: BuiltExperiment, client: int, seen: Sequence[Seen]) -> M
 
 
 def gathering_channel(built: BuiltExperiment, client: int, publisher: str) -> Channel | None:
-    """Return the channel through which a client enters what `who` publishes, or None."""
+    """Return the channel through which a client enters what `publisher` publishes, or None."""
     topology = built.topology
     if publisher == topology.top.name:
         return next((channel for channel in topology.gathering_channels if client in channel.members), None)

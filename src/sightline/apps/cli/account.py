@@ -355,7 +355,9 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option("--workers", type=int, help="How many workers there are.")
 @click.option("--groups", "count", type=int, help="How many groups there are.")
 @click.option("--period", type=int, default=1, show_default=True, help="Epochs from one exchange to the next.")
-@click.option("--epochs", type=int, required=True, help="The models of the epochs 1 to T are seen.")
+@click.option(
+    "--epochs", type=int, required=True, help="Number of epochs T: the observer sees the models of epochs 1 to T."
+)
 @click.option("--noise", type=float, required=True, help="Noise multiplier: sigma over the sensitivity.")
 @click.option("--rate", type=float, default=1.0, show_default=True, help="Probability of taking part in an epoch.")
 @click.option("--delta", type=float, required=True, help="Delta of every epsilon.")
@@ -365,7 +367,7 @@ A membership file is {"workers": 3, "groups": [[0, 1], [1, 2]]}; see docs/groups
 @click.option(
     "--bottleneck",
     is_flag=True,
-    help="Take the least of the flow count and the bottleneck bound: DP-OGL, unit client, nothing kept between epochs.",
+    help="Use the smaller of the flow count and the bottleneck bound: DP-OGL, unit client, clients that keep nothing.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write epsilon and releases of all pairs to this .npz.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the heatmap and the curves to this PNG.")

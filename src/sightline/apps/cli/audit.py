@@ -65,16 +65,17 @@ def audit_command(config: Path, overrides: tuple[str, ...], as_json: bool, plot:
     with CountBar(f"audit {experiment.name}", "runs") as bar:
         result = audit(experiment, progress=bar.advance, **numbers)
     facts = result.describe()
+    if result.broken:
+        facts["cause"] = _name_cause(result.unbounded, facts)
     if plot is not None:
         draw_audit(experiment.name, facts, plot)
         facts["plot"] = str(plot)
     if as_json:
-        click.echo(json.dumps({name: _infinite_or(value) for name, value in facts.items()}, allow_nan=False))
+        click.echo(json.dumps({name: _none_if_infinite(value) for name, value in facts.items()}, allow_nan=False))
     else:
         _print_audit(facts)
     if result.broken:
-        cause = _name_cause(result.unbounded, facts)
-        click.echo(f"sightline: {cause}: the claim is refuted, do not trust this run", err=True)
+        click.echo(f"sightline: {facts['cause']}: the claim is refuted, do not trust this run", err=True)
         return 1
     return 0
 
@@ -118,10 +119,10 @@ def _round_down(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinity"
 
 
-def _infinite_or(value: Any) -> Any:
+def _none_if_infinite(value: Any) -> Any:
     """Replace infinity by None, as all JSON output does."""
     if isinstance(value, list):
-        return [{name: _infinite_or(entry) for name, entry in row.items()} for row in value]
+        return [{name: _none_if_infinite(entry) for name, entry in row.items()} for row in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -141,7 +142,7 @@ def check_plot(path: Path | None) -> None:
 def audit_verdict(facts: Mapping[str, Any]) -> str:
     """Return one sentence: whether the claim is refuted, and how close the attacks came."""
     if facts["refuted"]:
-        return "REFUTED: epsilon is larger than claimed, do not trust this run"
+        return f"REFUTED: {facts.get('cause', 'epsilon is larger than claimed')}; do not trust this run"
     nearest = _found_share(facts)
     # Rounded down: the picture must not claim a stronger attack than was made.
     return f"not refuted: the attacks found {math.floor(100 * nearest)}% of what is claimed"
@@ -156,10 +157,10 @@ def audit_page(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def audit_svg(name: str, facts: Mapping[str, Any]) -> str:
-    """Return the picture; every text of the file is escaped."""
+    """Return the picture as SVG; all text is escaped."""
     findings: Sequence[Mapping[str, Any]] = facts["findings"]
     # The small number avoids a division by zero if every bound is zero.
-    most = max(1e-9, *(_finite_or(row[end]) for row in findings for end in ("epsilon_lower", "epsilon_upper")))
+    most = max(1e-9, *(_zero_if_infinite(row[end]) for row in findings for end in ("epsilon_lower", "epsilon_upper")))
     height = TOP + ROW * len(findings) + 20
     pair = f"{facts['observer']} about {facts['subject']} ({facts['unit']}), {facts['rounds']} rounds"
     lines = [
@@ -184,7 +185,7 @@ def _headline(facts: Mapping[str, Any]) -> str:
 def _method_row(finding: Mapping[str, Any], y: int, most: float) -> list[str]:
     """Return the row of a method: the bound as a bar, the claim as a mark."""
     wide = WIDTH - LEFT - 90
-    lower, claim = (LEFT + wide * _finite_or(finding[f"epsilon_{end}"]) / most for end in ("lower", "upper"))
+    lower, claim = (LEFT + wide * _zero_if_infinite(finding[f"epsilon_{end}"]) / most for end in ("lower", "upper"))
     colour = WRONG if _found_share(finding) > 1 else FOUND
     low = _round_down(finding["epsilon_lower"])
     return [
@@ -203,7 +204,7 @@ def _found_share(finding: Mapping[str, Any]) -> float:
     return float(lower / upper) if upper else math.inf * lower
 
 
-def _finite_or(value: float) -> float:
+def _zero_if_infinite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 

@@ -156,7 +156,7 @@ def check_model(model: "FlatModel") -> dict[str, Any]:
         "input_shape": list(model.input_shape),
         "classes": model.classes,
     }
-    for key, name in (("operation", "operation"), ("source", "source"), ("law", "reason"), ("way_out", "way_out")):
+    for key, name in (("operation", "operation"), ("source", "source"), ("reason", "reason"), ("way_out", "way_out")):
         answer[key] = getattr(certificate, name) if isinstance(certificate, Objection) else None
     return answer | {"note": clipping_note(model)} | time_steps(model)
 
@@ -220,7 +220,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     lines = [("model", f"{answer['model']} ({inputs})"), ("verdict", said if certified else alone)]
     if not certified:
         lines += [("operation", answer["operation"]), ("source", answer["source"] or "-")]
-        lines += [("why", answer["law"]), ("way out", answer["way_out"])]
+        lines += [("why", answer["reason"]), ("way out", answer["way_out"])]
     elif answer["note"]:
         lines.append(("note", answer["note"]))
     times = f"{answer['slowdown']:g} times a plain step ({answer['private_ms']:g} ms and {answer['plain_ms']:g} ms"

@@ -51,7 +51,7 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, offic
             summary |= {"officer": summarise_officer(run)}
         page = write_officer(run) if officer else write_page(run)
     if ledger_file is not None:
-        export_ledger(run, ledger_file)
+        write_ledger_json(run, ledger_file)
     if as_json:
         click.echo(json.dumps(summary, allow_nan=False))
     else:
@@ -62,7 +62,7 @@ def report_command(run_dir: Path, as_json: bool, ledger_file: Path | None, offic
         click.launch(page.resolve().as_uri())
 
 
-def export_ledger(run: "RunView", path: Path) -> None:
+def write_ledger_json(run: "RunView", path: Path) -> None:
     """Write the ledger as one JSON file, atomically."""
     from sightline.errors import invalid
     from sightline.formatting import write_whole
