@@ -29,7 +29,7 @@ def run_round(state: State, r: Round, settings: FedDyn) -> State:
     """Client k minimises L_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2 and keeps g_k <- g_k - alpha (w_k - w_t).
 
     The server: h <- h - alpha / m sum_{k in P} (w_k - w_t);  w <- mean_{k in P} w_k - h / alpha. Both sums are the
-    released mean update times a public number, the cohort's share of all clients (weighted by data size if the mean is).
+    released mean update times a public number, the cohort's share of all clients, by data size if the mean is.
     """
     alpha = float(settings.alpha)
     cohort = r.sample()

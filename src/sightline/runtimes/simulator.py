@@ -49,8 +49,8 @@ class Simulator:
         )
         self.dimension, self.sizes = built.model.parameters, self.clients.sizes
         self._stragglers = local.stragglers
-        # Under privacy of single examples, evaluate them one at a time, so that one example changes a count of right answers
-        # by one.
+        # Under privacy of single examples, evaluate each alone: one example then changes a count of right answers by at
+        # most one.
         self._apart = built.unit is Unit.SAMPLE
         self._trainer = trainer_for(self.clients, workers)
 
