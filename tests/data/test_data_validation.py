@@ -86,5 +86,5 @@ def test_the_metric_is_the_mean_over_clients_of_the_global_model(tmp_path):
     losses = []
     for client in built.federation.clients:
         x, y = torch.tensor(client.validation.x), torch.tensor(client.validation.y)
-        losses.append(float(torch.nn.functional.cross_entropy(model(x), y)))
+        losses.append(float(torch.nn.functional.cross_entropy(model(x), y).detach()))
     assert run.rounds[-1]["validation_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
