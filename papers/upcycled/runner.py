@@ -68,13 +68,16 @@ def read_data(cell: Cell, experiment: "Experiment") -> "Federation":
 def simulator_of(cell: Cell) -> Any:
     """The simulator; with a gradient clip, every local step is scaled onto its ball."""
     from sightline.runtimes import Simulator
+    from sightline.runtimes.local_trainer import trainer_for
 
     if cell.gradient_clip is None:
         return Simulator
 
     def clipped(setting: "BuiltExperiment", *streams: Any, **more: Any) -> Simulator:
         simulator = Simulator(setting, *streams, **more)
-        simulator._work = replace(simulator._work, step_norm=cell.gradient_clip)
+        work = replace(simulator.clients.work, step_norm=cell.gradient_clip)
+        simulator.clients = replace(simulator.clients, work=work)
+        simulator._trainer = trainer_for(simulator.clients, 1)
         return simulator
 
     return clipped
