@@ -9,7 +9,9 @@ from papers.clustered.accuracy import QUIET, RESNETS
 from papers.clustered.batches import FIRST_BATCHES, LATER_BATCHES
 from papers.clustered.tables import (
     ALGORITHMS,
+    FAILED,
     NAMES,
+    SHIFTS,
     Row,
     count_failures,
     of_part,
@@ -41,6 +43,7 @@ def list_findings(rows: list[Row]) -> list[Finding]:
         *judge_counts(rows),
         *judge_accuracy(rows),
         *judge_failures(rows),
+        *judge_cifar_failures(rows),
         *judge_printed(rows),
         *judge_network(rows),
         *list_left_out(rows),
@@ -251,6 +254,43 @@ def judge_failures(rows: list[Row]) -> Iterator[Finding]:
             f"{MODULE} accuracy causes",
             tuple(points),
         )
+
+
+def judge_cifar_failures(rows: list[Row]) -> Iterator[Finding]:
+    """The same on CIFAR-10 under both shifts."""
+    where = {"source": "cifar10", "epsilon": 5}
+    counts = {
+        name: {shift: count_failures(rows, name, partition=shift, **where) for shift in SHIFTS}
+        for name in ("rdpcfl", "ifca")
+    }
+    if min(many for own in counts.values() for _, many in own.values()) < FEWEST:
+        return
+    told = {
+        name: "; ".join(f"{SHIFTS[shift]}: {failed} of {many}" for shift, (failed, many) in own.items())
+        for name, own in counts.items()
+    }
+    ours, theirs = (sum(failed for failed, _ in own.values()) for own in counts.values())
+    overlap = [
+        row["mss"] for shift in SHIFTS for row in pick_runs(rows, "rdpcfl", partition=shift, **where)
+        if row["purity"] < FAILED
+    ]  # fmt: skip
+    command = f"{MODULE} cifar-accuracy"
+    yield Finding(
+        "Figures 11 and 12, robustness",
+        "clustering by first updates is robust, by losses it is not, CIFAR-10",
+        f"{CIFAR}; a run has failed when the purity of its clusters is below .9",
+        f"IFCA: {told['ifca']}",
+        f"R-DPCFL: {told['rdpcfl']}",
+        plain_verdict(ours == 0) if ours == 0 or ours >= theirs else Verdict.SAME_SIGN,
+        f"1,000 examples of these features: R-DPCFL says that its clusters overlap where it fails, MSS at most "
+        f"{max(overlap):.1f} (`{command}`)" if overlap else "",
+        command,
+        tuple(
+            Point(f"CIFAR-10, {SHIFTS[shift]}: {ALGORITHMS[name]}, % failed", None, 100 * failed / many)
+            for name, own in counts.items()
+            for shift, (failed, many) in own.items()
+        ),
+    )  # fmt: skip
 
 
 def explain_failures(rows: list[Row]) -> str:

@@ -97,10 +97,10 @@ FAILED = 0.9
 
 
 def count_failures(
-    rows: list[Row], algorithm: str, *, source: str, epsilon: float, steps: str = "main"
+    rows: list[Row], algorithm: str, *, source: str, epsilon: float, steps: str = "main", partition: str = "rotation"
 ) -> tuple[int, int]:
     """(runs that failed, all runs)."""
-    own = pick_runs(rows, algorithm, source=source, epsilon=epsilon, steps=steps)
+    own = pick_runs(rows, algorithm, source=source, epsilon=epsilon, steps=steps, partition=partition)
     return sum(row["purity"] < FAILED for row in own), len(own)
 
 
