@@ -375,7 +375,8 @@ def explain_again(rows: list[Row], result: str, data: str) -> str:
         f"{name} {write_estimate(gain)}" for name, gain in gains.items() if gain.mean < 0 and is_clear(gain)
     )
     told = f"{words} {write_estimate(average_gains(pairs.values()))}, higher for {better} of 7, clearly for {clear}"
-    return f"; {told}{f', clearly lower for {lost}' if lost else ''} (`{MODULE} tries`)"
+    found = lost and f", clearly lower for {lost}: the cause stays open after this try"
+    return f"; {told}{found} (`{MODULE} tries`)"
 
 
 def explain_path(rows: list[Row], data: str, part: str) -> str:
@@ -389,7 +390,7 @@ def explain_path(rows: list[Row], data: str, part: str) -> str:
             gaps = [pair.differ_in("path") for pair in pairs.values()]
             clear = sum(gap.mean < 0 and is_clear(gap) for gap in gaps)
             told.append(f"{words} lower for {sum(gap.mean < 0 for gap in gaps)} of 7, clearly for {clear}")
-    return f"; {', '.join(told)} (`{MODULE} tries`)" if told else ""
+    return f"; {', '.join(told)}: the cause stays open after these tries (`{MODULE} tries`)" if told else ""
 
 
 def grid_of(data: str) -> str:
