@@ -15,7 +15,9 @@ from sightline.accounting.likelihood_ratio import Array
 from sightline.accounting.moments import ORDERS, overlap_moments, sampled_moments
 from sightline.apps.cli.main import run_arguments
 from sightline.errors import invalid
+from sightline.events import Pure
 from sightline.mechanisms import segment_rate
+from sightline.mechanisms.perturbation import REMAINDER
 
 NOTICE = "the paper's own accounting, reproduced for comparison; it is not a guarantee"
 
@@ -107,13 +109,23 @@ def output_epsilon(*, rounds: int, clip_norm: float, noise_std: float, size: int
     return 2 * math.sqrt(spent * math.log(1 / delta)) + spent
 
 
-def objective_epsilon(*, rounds: int, rate: float, curvature: float, size: int) -> float:
-    """What Theorem 6.3 of Yin et al. 2024 claims for objective perturbation: a scalar model, u1 = sqrt 2, u2 = 1/2.
+def objective_epsilon(
+    *, rounds: int, rate: float, curvature: float, size: float, u1: float = math.sqrt(2), u2: float = 0.5
+) -> float:
+    """What Theorem 6.3 of Yin et al. 2024 claims for objective perturbation: gradients up to u1, curvature up to u2.
 
     >>> round(objective_epsilon(rounds=80, rate=10.0, curvature=1.0, size=100), 4)
     23.7474
+    >>> printed = {"curvature": 0.5, "size": 224.2, "u1": 1.0, "u2": 0.11}
+    >>> [round(objective_epsilon(rounds=m, rate=a, **printed), 2) for m, a in ((80, 10.0), (40, 20.0))]
+    [7.36, 7.25]
     """
-    return rounds * (2 * rate * math.sqrt(2) * curvature + 2.8 * 0.5) / (size * curvature)
+    return rounds * (2 * rate * u1 * curvature + 2.8 * u2) / (size * curvature)
+
+
+def objective_cost(*, rate: float, curvature: float, size: float, classes: int) -> float:
+    """Pure epsilon of one exact minimiser of softmax regression, as Sightline states it: one example removed."""
+    return (rate * math.sqrt(2) / size + (1 - 1 / classes) / (size * curvature)) / (1 - REMAINDER)
 
 
 @click.group("published")
@@ -126,10 +138,10 @@ DELTA = click.option("--delta", type=float, default=1e-5, show_default=True)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on stdout.")
 
 
-def show(answer: dict[str, float], as_json: bool) -> int:
-    """Print the numbers with a notice that they are no guarantee."""
+def show(answer: dict[str, float], as_json: bool, note: str = "") -> int:
+    """Print the numbers with a notice that they are no guarantee, and a note on what they leave out."""
     finite = {name: value if math.isfinite(value) else "infinity" for name, value in answer.items()}
-    shown: dict[str, Any] = finite | {"notice": NOTICE}
+    shown: dict[str, Any] = finite | ({"note": note} if note else {}) | {"notice": NOTICE}
     click.echo(json.dumps(shown) if as_json else "\n".join(f"{name:12} {value}" for name, value in shown.items()))
     return 0
 
@@ -188,11 +200,20 @@ def output(rounds: int, clip_norm: float, noise_std: float, size: int, delta: fl
 @click.option("--rounds", type=int, required=True)
 @click.option("--rate", type=float, required=True, help="alpha: rate of the linear term's noise.")
 @click.option("--curvature", type=float, required=True, help="mu: the proximal or L2 term.")
-@click.option("--size", type=int, required=True, help="|D|: examples of the client.")
+@click.option("--size", type=float, required=True, help="|D|: examples of the client; a mean may be a fraction.")
+@click.option("--u1", type=float, default=math.sqrt(2), show_default="sqrt 2", help="Largest gradient of a loss.")
+@click.option("--u2", type=float, default=0.5, show_default=True, help="Largest curvature of a loss.")
+@click.option("--classes", type=int, default=10, show_default=True, help="Of the softmax that ours is about.")
+@DELTA
 @JSON
-def objective(rounds: int, rate: float, curvature: float, size: int, as_json: bool) -> int:
-    """Epsilon of Upcycled-FL's Theorem 6.3 for objective perturbation."""
-    return show({"epsilon": objective_epsilon(rounds=rounds, rate=rate, curvature=curvature, size=size)}, as_json)
+def objective(rounds: int, u1: float, u2: float, classes: int, delta: float, as_json: bool, **numbers: Any) -> int:
+    """Epsilon of Upcycled-FL's Theorem 6.3 for objective perturbation, and ours for exact minimisers of softmax."""
+    each = objective_cost(**numbers, classes=classes)
+    answer = {
+        "epsilon": objective_epsilon(**numbers, rounds=rounds, u1=u1, u2=u2), "costs_pure": rounds * each,
+        "costs": accounting.epsilon({Pure(each): rounds}, delta),
+    }  # fmt: skip
+    return show(answer, as_json)
 
 
 @command.command("partitioning")
@@ -224,7 +245,13 @@ def partitioning(
 @click.option("--period", type=int, default=5, show_default=True, help="S: epochs from one exchange to the next.")
 @click.option("--epochs", type=int, required=True, help="t.")
 @click.option("--noise", type=float, required=True, help="Noise multiplier, sigma.")
-@click.option("--rate", type=float, default=1.0, show_default=True, help="Probability that a worker takes part.")
+@click.option(
+    "--rate",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Probability that a worker takes part; Theorem 2 is for 1.",
+)
 @click.option("--distance", type=int, default=1, show_default=True, help="Groups between subject and observer, rho.")
 @click.option("--clip-norm", type=float, default=1.0, show_default=True)
 @click.option("--learning-rate", type=float, default=0.1, show_default=True)
@@ -234,7 +261,7 @@ def partitioning(
 @JSON
 def groups(count: int, period: int, epochs: int, noise: float, rate: float, distance: int, delta: float, as_json: bool,
            clip_norm: float, learning_rate: float, smoothness: float, local_steps: int) -> int:  # fmt: skip
-    """Epsilon of DP-OGL between two workers on a string: Theorem 1 with Lemma 3, and Theorem 2, eqs. (21) and (22)."""
+    """Epsilon between two workers on a string: Theorem 1 with Lemma 3, Theorem 2, eqs. (21), (22), and ours for both."""
     from papers.groups.as_published import (
         ConvexTraining,
         as_published_count,
@@ -243,6 +270,7 @@ def groups(count: int, period: int, epochs: int, noise: float, rate: float, dist
         lemma_3_epsilon,
     )
     from sightline.errors import invalid
+    from sightline.ledger.group_privacy import PairQuery, query_pairs
     from sightline.topology import STRUCTURES, constant_memberships
 
     if not 1 <= distance < count:
@@ -260,11 +288,22 @@ def groups(count: int, period: int, epochs: int, noise: float, rate: float, dist
         )
         return min(found)
 
+    def account(plus: bool) -> float:
+        """What the observer's models cost the subject in truth, DP-OGL or DP-OGL+."""
+        query = PairQuery("string", epochs, noise, delta, count + 1, count, period, rate, plus=plus)
+        result = query_pairs(query)
+        subject, observer = (result.pairs.class_of[worker] for worker in pair.values())
+        return float(result.matrix[subject, observer])
+
     answer = {
         "releases": float(releases), "theorem_1": lemma_3_epsilon(releases, rate=rate, noise=noise, delta=delta),
         "theorem_2": convert(as_published_degradation), "theorem_2_plus": convert(as_published_plus),
+        "costs": account(plus=False),
     }  # fmt: skip
-    return show(answer, as_json)
+    if (epochs - 1) % period == 0:
+        answer["costs_plus"] = account(plus=True)
+    left_out = "" if rate == 1 else "Theorem 2 is for full participation: theorem_2 and theorem_2_plus ignore --rate"
+    return show(answer, as_json, left_out)
 
 
 if __name__ == "__main__":

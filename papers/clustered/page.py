@@ -26,7 +26,10 @@ def write_page(rows: list[tables.Row], path: Path) -> None:
     if "ratio" in there:
         title = "## Noise of a full first batch (figure 14, right)"
         words += [title, "z(full) / z(b) for N = 50,000.", tables.ratios(rows)]
-    path.write_text("\n\n".join(word for word in [*words, FOOT] if word) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n\n".join(word for word in [*words, FOOT.replace("{tuned}", tables.tell_tuning(rows))] if word) + "\n",
+        encoding="utf-8",
+    )
 
 
 def spent_times(rows: list[tables.Row]) -> str:

@@ -19,6 +19,8 @@ PARTS: dict[str, Callable[[], Iterator[Any]]] = {
     "first": first_round.jobs,
     "cifar": first_round.cifar,
     "accuracy": accuracy.jobs,
+    "cifar-accuracy": accuracy.cifar_jobs,
+    "tuning": accuracy.tuning,
     "causes": accuracy.causes,
     "printed": accuracy.printed,
     "batches": batches.jobs,

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from papers.clustered.accuracy import find_tuned
 from papers.clustered.batches import FIRST_BATCHES, LATER_BATCHES
 from papers.paired import measure_mean
 
@@ -96,10 +97,10 @@ FAILED = 0.9
 
 
 def count_failures(
-    rows: list[Row], algorithm: str, *, source: str, epsilon: float, steps: str = "main"
+    rows: list[Row], algorithm: str, *, source: str, epsilon: float, steps: str = "main", partition: str = "rotation"
 ) -> tuple[int, int]:
     """(runs that failed, all runs)."""
-    own = pick_runs(rows, algorithm, source=source, epsilon=epsilon, steps=steps)
+    own = pick_runs(rows, algorithm, source=source, epsilon=epsilon, steps=steps, partition=partition)
     return sum(row["purity"] < FAILED for row in own), len(own)
 
 
@@ -117,7 +118,13 @@ def accuracy(rows: list[Row]) -> str:
     return table([*header, "failed", "least MSS"], lines)
 
 
-STEPS_WORDS = {"main": "", "choices": ", a choice in every round", "small": ", smaller steps"}
+STEPS_WORDS = {
+    "main": "",
+    "choices": ", a choice in every round",
+    "small": ", smaller steps",
+    "resnet": ", ResNet on 16 x 16",
+    "resnet-more": ", ResNet on 16 x 16, 1,000 examples",
+}
 
 
 def accuracy_cells(own: list[Row]) -> list[str]:
@@ -131,6 +138,16 @@ def accuracy_cells(own: list[Row]) -> list[str]:
         f"{sum(purity < FAILED for purity in clustered)} of {len(clustered)}" if clustered else "-",
         f"{min(scores):.1f}" if scores else "-",
     ]
+
+
+def tell_tuning(rows: list[Row]) -> str:
+    """What the grid prefers on MNIST, after the reported runs; nothing where it was not run whole."""
+    own = [row for row in of_part(rows, "tuning") if row["source"] == "mnist"]
+    if not set(ALGORITHMS) <= {row["algorithm"] for row in own}:
+        return ""
+    best = {name: find_tuned(own, "mnist", name) for name in ALGORITHMS}
+    told = ", ".join(f"{ALGORITHMS[name]} {rate:g}" for name, (rate, _) in best.items())
+    return f" (best rates there: {told}; penalty {best['mrmtl'][1]:g})"
 
 
 def separations(rows: list[Row], what: str, size: int) -> list[Row]:

@@ -31,11 +31,13 @@ def as_published_count(period: int, epochs: int, distance: int, *, releases_each
 
 
 def lemma_3_epsilon(releases: int, *, rate: float, noise: float, delta: float) -> float:
-    """Releases of (a, 2 rate^2 a / noise^2)-RDP each, converted as Opacus does, at its default orders.
+    """Releases of (a, 2 rate^2 a / noise^2)-RDP each, converted as Opacus does, at its default orders; none costs 0.
 
     >>> round(lemma_3_epsilon(199, rate=0.7, noise=2.0, delta=1e-5), 2)
     94.25
     """
+    if releases == 0:
+        return 0.0
     orders = np.array([*(1 + step / 10 for step in range(1, 100)), *range(12, 64)])
     spent = releases * 2 * rate**2 * orders / noise**2
     converted = spent - np.log(orders * delta) / (orders - 1) + np.log1p(-1 / orders)

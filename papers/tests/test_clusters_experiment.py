@@ -2,11 +2,23 @@
 
 from itertools import combinations
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from papers.clustered.accuracy import causes, jobs, printed
+from papers.clustered.accuracy import (
+    EVERYBODY,
+    HELD_OUT,
+    TUNING,
+    Accuracy,
+    causes,
+    cifar_jobs,
+    find_tuned,
+    jobs,
+    printed,
+    tuning,
+)
 from papers.clustered.batches import LATER_BATCHES, measure_updates, true_separation
 from papers.clustered.claims import list_findings, say_to_authors
 from papers.clustered.first_round import fitted, noised, picture
@@ -14,11 +26,13 @@ from papers.clustered.noise import composition, noise_of
 from papers.clustered.page import write_page
 from papers.clustered.parts import PARTS, WORK
 from papers.findings import Verdict
+from papers.jobs import LINES, read
 from sightline import accounting
 from sightline.algorithms.clustered.mixture import KINDS, fit_mixture
 from sightline.config import parse
 from sightline.events import Exponential, Gaussian, Poisson
 
+ROOT = Path(__file__).parents[2]
 TRUTH = [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
 
 
@@ -31,8 +45,25 @@ def test_every_job_has_a_key_of_its_own_and_somebody_to_do_it():
 
 
 def test_every_run_is_a_valid_experiment():
-    for job in (*jobs(), *causes()):
+    for job in (*jobs(), *causes(), *cifar_jobs(), *tuning()):
         assert parse(job.plain).privacy.epsilon == job.epsilon
+
+
+@pytest.mark.parametrize("algorithm", EVERYBODY)
+def test_cifar_is_run_at_the_grids_best_and_no_reported_run_has_its_seed(algorithm):
+    kept = read(ROOT / "papers" / "clustered" / LINES)
+    job = Accuracy(algorithm, "rotation", 5, 0, "cifar10")
+    rate, penalty = find_tuned(kept, "cifar10", algorithm)
+    assert job.plain["local"]["learning_rate"] == rate
+    assert job.plain["algorithm"].get("penalty", penalty) == penalty
+    assert all(row["seed"] == TUNING for row in kept if row["part"] == "tuning")
+    assert all(row.get("seed") != TUNING for row in kept if row["part"] != "tuning")
+
+
+def test_the_grid_is_judged_by_examples_that_no_model_is_trained_on():
+    for job in tuning():
+        assert parse(job.plain).data.validation_fraction == HELD_OUT
+    assert all(parse(job.plain).data.validation_fraction == 0 for job in (*jobs(), *cifar_jobs()))
 
 
 def test_the_printed_run_has_the_noise_of_the_whole():
@@ -110,7 +141,7 @@ def test_the_page_says_what_the_results_say(rows, tmp_path):
     assert "epsilon 3: +10.0 ± 0.0 (3 seeds)" in page
     assert "| MNIST | rotation | `spanning` | 1/1 | - | 1/1 |" in page
     assert "IFCA: epsilon 3: 3 of 3 | R-DPCFL: epsilon 3: 0 of 3 | reproduced" in page
-    assert "epsilon 5" not in page
+    assert "epsilon 5:" not in page
     for name in ("count", "mss", "figure-11", "figures-11-and-12-robustness"):
         assert (tmp_path / f"clustered-{name}.svg").stat().st_size > 1000
     assert "wrong clusters in 0 of 3 runs, IFCA with private choices in 3 of 3" in say_to_authors(rows)[0]

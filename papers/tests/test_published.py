@@ -113,3 +113,24 @@ def test_groups_by_command():
     assert (near["releases"], far["releases"]) == (35, 30)
     for name in ("theorem_1", "theorem_2", "theorem_2_plus"):
         assert 0 < far[name] < near[name]
+    assert 0 < near["costs"] < near["theorem_1"]
+    assert 0 < near["costs_plus"] < near["costs"]
+    assert "note" not in near
+
+
+def test_groups_charge_nothing_for_no_release_and_say_which_rate_is_ignored():
+    """Epoch 5 with S = 5 comes before the first exchange; Theorem 2 is for full participation."""
+    none = ask("groups", "--epochs", "5", "--noise", "4", "--rate", "0.5")
+    assert (none["releases"], none["theorem_1"], none["costs"]) == (0, 0, 0)
+    assert none["note"] == "Theorem 2 is for full participation: theorem_2 and theorem_2_plus ignore --rate"
+    sampled, whole = (ask("groups", "--epochs", "41", "--noise", "4", "--rate", rate) for rate in ("0.5", "1"))
+    assert sampled["theorem_2"] == whole["theorem_2"]
+    assert sampled["costs"] < whole["costs"]
+
+
+def test_objective_by_command():
+    """The sum of pure costs by hand; composing them at delta > 0 is cheaper."""
+    found = ask("objective", "--rounds", "80", "--rate", "10", "--curvature", "0.5", "--size", "224.2", "--u1", "1")
+    each = (10 * math.sqrt(2) / 224.2 + 0.9 / (224.2 * 0.5)) / 0.99
+    assert found["costs_pure"] == pytest.approx(80 * each)
+    assert found["costs"] < found["costs_pure"] < found["epsilon"]

@@ -6,7 +6,7 @@ from typing import Any
 from papers.upcycled.cells import ALGORITHMS, SYNTHETIC, TUNING, Cell, Tuned, linear_cell
 from papers.upcycled.tables import real_cell
 
-RATES = {"letters": (0.03, 0.1), "letters26": (0.1, 0.3)}
+RATES = {"letters": (0.03, 0.1), "letters26": (0.1, 0.3), "sent140": (0.3, 1.0)}
 LINEAR_RATES = (0.005, 0.02, 0.1)
 """Of the synthetic data; FedYogi is tried at the middle one, pFedMe at the last."""
 STEPS = (0.3, 0.6, 0.9)
@@ -38,7 +38,7 @@ def synthetic_grid() -> Iterator[Cell]:
 
 
 def real_grid() -> Iterator[Cell]:
-    """Letters, the same way; tweets cost too much."""
+    """Letters and tweets, the same way."""
     for data, rates in RATES.items():
         for algorithm in ALGORITHMS:
             for tuned in list_settings(algorithm, rates, (STEPS[0], STEPS[-1])):

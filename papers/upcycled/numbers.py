@@ -17,7 +17,7 @@ MODULE = "python -m papers.upcycled"
 PAPER = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
 DATA = {
     "iid": "Syn(iid)", "syn00": "Syn(0,0)", "syn55": "Syn(.5,.5)", "syn11": "Syn(1,1)", "letters": "letters a-j",
-    "letters26": "26 letters", "tweets": "tweets",
+    "letters26": "26 letters", "sent140": "Sent140",
 }  # fmt: skip
 
 

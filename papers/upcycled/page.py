@@ -13,10 +13,10 @@ from papers.upcycled.words import AUTHORS_HEAD, DETAIL_HEAD, FOOT, HEAD, PICTURE
 TITLES = {
     "table1": "Table 1, synthetic data, 90% stragglers",
     "letters": "Table 1, letters a-j, 90% stragglers",
-    "tweets": "Table 1, tweets, 90% stragglers",
+    "tweets": "Table 1, Sent140, 90% stragglers",
     "table3": "Table 3, synthetic data, 30% stragglers",
     "letters30": "Table 3, letters a-j, 30% stragglers",
-    "tweets30": "Table 3, tweets, 30% stragglers",
+    "tweets30": "Table 3, Sent140, 30% stragglers",
     "letters26": "Table 4, 26 letters, 90% stragglers",
     "letters26-30": "Table 4, 26 letters, 30% stragglers",
 }
@@ -88,7 +88,7 @@ def write_private(rows: list[Row], part: str) -> str:
         "| data | algorithm | noise | u | loss: plain → upcycled | difference | accuracy | epsilon | releases |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    own = [row for row in rows if row["part"] == part and row["upcycled"]]
+    own = [row for row in rows if row["part"] == part and row["upcycled"] and row["variant"] != "without noise"]
     cells = dict.fromkeys((row["data"], row["algorithm"], row["variant"], row["setting"]) for row in own)
     for data, algorithm, variant, setting in cells:
         pair = select_pair(rows, part, data, algorithm, variant, setting)

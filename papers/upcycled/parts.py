@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from papers.upcycled.causes import gradient_clips, losses, server_rates
+from papers.upcycled.causes import gradient_clips, longer_runs, losses, server_rates
 from papers.upcycled.cells import Cell
 from papers.upcycled.grid import real_grid, synthetic_grid
 from papers.upcycled.private import figure3, figure4, figure7, figure8, figure9, table5
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "clips": gradient_clips,
     "yogi": server_rates,
     "losses": losses,
+    "tries": longer_runs,
     "figure3": figure3,
     "figure4": figure4,
     "table3": lambda: synthetic_table("table3", 0.3, share=HALF),
@@ -30,8 +31,8 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "letters30": lambda: real_table("letters30", "letters", 0.3, share=QUARTER),
     "letters26": lambda: real_table("letters26", "letters26", 0.9),
     "letters26-30": lambda: real_table("letters26-30", "letters26", 0.3, share=QUARTER),
-    "tweets": lambda: real_table("tweets", "tweets", 0.9),
-    "tweets30": lambda: real_table("tweets30", "tweets", 0.3, share=QUARTER),
+    "tweets": lambda: real_table("tweets", "sent140", 0.9),
+    "tweets30": lambda: real_table("tweets30", "sent140", 0.3, share=QUARTER),
     "figure7": figure7,
     "figure8": figure8,
     "figure9": figure9,

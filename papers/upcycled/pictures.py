@@ -36,8 +36,7 @@ def draw_curves(rows: list[Row], folder: Path) -> list[str]:
 def find_pairs(rows: list[Row], panel: Panel) -> dict[str, Pair]:
     """Algorithm -> both arms."""
     data, part, variant = panel
-    u = "u0.3" if variant.startswith(("epsilon", "objective")) else ""
-    found = {algorithm: select_pair(rows, part, data, algorithm, variant, u) for algorithm in ALGORITHMS}
+    found = {algorithm: select_pair(rows, part, data, algorithm, variant) for algorithm in ALGORITHMS}
     return {algorithm: pair for algorithm, pair in found.items() if pair}
 
 

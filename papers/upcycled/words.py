@@ -48,9 +48,12 @@ FOOT = """## What is not the paper's
   2 tau, not tau / |D| ([why](../../docs/upcycled.md)). Its epsilon in the table is that of the true sensitivity. With a
   guarantee: one epoch of convex steps, whose sensitivity is proven (`sensitivity = "convex"`), learning rate 1, no
   momentum.
+- **One noise for all clients**: the paper's Theorems 6.2 and 6.3 allow every client its own alpha_i^m and epsilon_i;
+  one setting holds for all clients and rounds here, because the run states one epsilon, the worst client's.
 - **As coded**: the authors' code passes sigma squared where the sampler takes a standard deviation, erratum 12 of
   [What the papers get wrong](errata.md).
-- **Objective perturbation** here minimises exactly, needs a proximal term and bounded features, and so runs FedProx;
-  the paper ran SGD on its other algorithms too. Images are averaged over squares of pixels and words counted, so that
+- **Objective perturbation** here minimises exactly and needs bounded features and a strongly convex objective: FedProx
+  has its proximal term; FedAvg, FedAvgM, FedYogi, FedAdam and FedAdagrad run with `local.weight_decay`. SCAFFOLD,
+  FedDyn and pFedMe add terms of their own to the objective and are refused; the paper ran SGD on all. Images are averaged over squares of pixels and words counted, so that
   the minimisation is short.
 """

@@ -233,6 +233,9 @@ def test_a_masters_optimiser_costs_nothing(grouped, tmp_path, algorithm):
     moved = sightline.run(grouped(algorithm=chosen), out=tmp_path / "moved")
     assert [r.body() for r in plain.ledger] == [r.body() for r in moved.ledger]
     assert moved.summary["test_loss"] != plain.summary["test_loss"]
+    for robust in ("median", "trimmed_mean"):
+        with pytest.raises(Refused, match=rf"server_optimizer={robust}: one worker moves it further .* erratum 13"):
+            sightline.run(grouped(algorithm={"name": algorithm, "server_optimizer": robust}), out=tmp_path / "none")
     with pytest.raises(InvalidInput, match=r"algorithm\.server_optimizer=rmsprop: is unknown"):
         sightline.run(grouped(algorithm={"name": algorithm, "server_optimizer": "rmsprop"}), out=tmp_path / "none")
 

@@ -105,7 +105,10 @@ def test_a_run_states_its_rounds_composed_and_goes_on_to_the_same_bits(tmp_path)
         ({"privacy__correlated": {"separation": 3}}, "leave it out"),
         ({"privacy__correlated": {"restart": 2}}, "leave it out"),
         ({"privacy__correlated": {"bands": 1}}, "no gain"),
-        ({"privacy__where": "server", "local": {"steps": 1, "batch_size": 9, "learning_rate": 0.1}}, "only available where clients add it"),
+        (
+            {"privacy__where": "server", "local": {"steps": 1, "batch_size": 9, "learning_rate": 0.1}},
+            "only available where clients add it",
+        ),
         ({"privacy__adjacency": "replace"}, "add_remove"),
         ({"local__batch_size": 36}, "no gain"),
         ({"algorithm": {"name": "fedavg", "split": {"parts": 2}}, "model": {"name": "mlp", "hidden": [8]}}, "split"),

@@ -17,6 +17,8 @@ START = "start"
 MEMBERS = " members"
 FIRST, SECOND = " first moment", " second moment"
 OPTIMIZERS = ("sgd", *SECOND_MOMENTS)
+ROBUST = ("median", "trimmed")
+"""Words of robust aggregation, which the noise does not cover."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class DPOGL:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        if any(word in self.server_optimizer for word in ROBUST):
+            reason = "one worker moves it further than the noise covers (papers/docs/errata.md, erratum 13)"
+            refuse("algorithm.server_optimizer", self.server_optimizer, reason, f"use {', '.join(OPTIMIZERS)}")
         if self.server_optimizer not in OPTIMIZERS:
             invalid("algorithm.server_optimizer", self.server_optimizer, "is unknown", f"use {', '.join(OPTIMIZERS)}")
         if self.server_learning_rate is not None and not self.server_learning_rate > 0:

@@ -100,6 +100,8 @@ class Data(Section):
     train_samples: Count | None = None
     test_samples: Count | None = None
     test_fraction: Fraction = 0.2
+    validation_fraction: Fraction = 0.0
+    """Share of every client's training examples that is held out to choose settings by. They are private."""
     public_test: bool | None = None
     """Whether the common test set holds nobody's private examples."""
     reuse: bool = False

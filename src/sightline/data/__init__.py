@@ -2,7 +2,7 @@
 
 from sightline.data.federation import Client, Federation, Kind, Shard
 from sightline.data.given import PYTHON, GivenData, read_given, settle_data
-from sightline.data.load import DatasetStatus, available_datasets, deal_given, load_federation
+from sightline.data.load import DatasetStatus, available_datasets, deal_given, hold_validation, load_federation
 
 __all__ = [
     "PYTHON",
@@ -14,6 +14,7 @@ __all__ = [
     "Shard",
     "available_datasets",
     "deal_given",
+    "hold_validation",
     "load_federation",
     "read_given",
     "settle_data",

@@ -65,6 +65,8 @@ class Client:
     train: Shard
     test: Shard
     cluster: int | None = None
+    validation: Shard | None = None
+    """Examples to choose settings by, which no model is trained on; they are as private as the training examples."""
 
 
 @dataclass(frozen=True, eq=False)

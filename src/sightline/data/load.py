@@ -1,7 +1,7 @@
 """Find data sets on disk, list which are available, and load an experiment's federation from them."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from sightline.data.features import transform_table
 from sightline.data.federation import Federation, Index, Kind, Partition, Request, Shard, Shift, Source, Table
 from sightline.data.given import PYTHON, GivenData, read_given, settle_data
 from sightline.data.own import load_own
-from sightline.data.partition import deal_clients, keep_fewer, lay_out
+from sightline.data.partition import deal_clients, keep_fewer, lay_out, split_examples
 from sightline.data.sources import SOURCES, find_source
 from sightline.data.targets import as_task
 from sightline.errors import invalid
@@ -85,8 +85,8 @@ def _listed_files(source: Source) -> str:
     return ", ".join(source.files[0]) if source.files else ""
 
 
-TRAIN, TEST = 0, 1
-"""Which of the two sub-samples a stream is for (its `round`)."""
+TRAIN, TEST, VALIDATION = 0, 1, 2
+"""What a stream of sub-samples or splits is for (its `round`)."""
 SHIFTS = {Partition.ROTATION: Shift.ROTATION, Partition.LABEL_SHIFT: Shift.LABELS}
 
 
@@ -133,6 +133,28 @@ def deal_given(given: GivenData, settings: Data, streams: Streams, task: str = "
         # As for clients that bring their own: a given test set is the only one, and no examples are split.
         settings = settings.model_copy(update={"test_fraction": 0.0})
     return _build_federation(table, settings, settings.options.get("users", ""), streams)
+
+
+def hold_validation(federation: Federation, fraction: float, streams: Streams) -> Federation:
+    """Return the federation with a share of every client's training examples held out for validation.
+
+    Guarantees: no example is in both. Every client keeps a training example, and holds one out if it has two. A
+    fraction of 0 changes nothing. Raises for data that are at sites of their own.
+    """
+    if fraction == 0:
+        return federation
+    if federation.elsewhere:
+        reason = "the examples are at sites of their own, which hold none out"
+        invalid("data.validation_fraction", fraction, reason, "leave it out")
+    clients = []
+    for number, client in enumerate(federation.clients):
+        rng = streams.rng(Purpose.SPLIT, round=VALIDATION, participant=number)
+        kept, held = split_examples(np.arange(len(client.train)), test_fraction=fraction, rng=rng)
+        train, validation = (client.train.take(np.sort(index)) for index in (kept, held))
+        clients.append(replace(client, train=train, validation=validation))
+    held_out = sum(len(client.validation or ()) for client in clients)
+    note = f"data.validation_fraction: {held_out:,} training examples are held out; metrics on them are of private data"
+    return replace(federation, clients=tuple(clients), notes=(*federation.notes, note))
 
 
 def _build_federation(table: Table, settings: Data, users: str, streams: Streams) -> Federation:

@@ -172,6 +172,7 @@ def build_experiment(
     # example is scaled by itself, so it is not a release.
     if (norm := feature_norm(experiment)) is not None:
         federation = unit_features(federation, norm)
+    federation = data.hold_validation(federation, experiment.data.validation_fraction, streams)
     adder = privacy.place if privacy.unit != "none" else "none"
     structure = topology.build_topology(
         experiment.topology.kind,

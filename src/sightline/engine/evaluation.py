@@ -209,6 +209,28 @@ def evaluated_kept(built: BuiltExperiment, kept: Mapping[int, Tensor], otherwise
     return _client_metrics(built, own) | _test_metrics(built.model.task, loss, sums, examples)
 
 
+def evaluate_validation(
+    built: BuiltExperiment, models: Public | Mapping[int, Public], kept: Mapping[int, Tensor] | None = None
+) -> Metrics:
+    """Return means over clients, each client's model on the examples that it holds out; empty if none are held out.
+
+    These examples are private: the metrics are diagnostics, and a setting that is chosen by them depends on them.
+    """
+    shards = [client.validation for client in built.federation.clients]
+    there = [shard for shard in shards if shard is not None]
+    if len(there) < len(shards) or not there:
+        return {}
+    vectors: Tensor
+    if not isinstance(models, Public):
+        vectors = torch.stack([models[client].value for client in built.clients])
+    elif kept is None:
+        vectors = models.value
+    else:
+        vectors = torch.stack([kept.get(client, models.value) for client in built.clients])
+    means = _mean_metrics(built.model.task, evaluate_many(built.model, vectors, there))
+    return {name.replace("test_", "validation_", 1): value for name, value in means.items()}
+
+
 def _client_metrics(built: BuiltExperiment, evaluations: list[Evaluation]) -> Metrics:
     metric = built.model.task.metric
     every = [main_metric(built.model.task, one) for one in evaluations]

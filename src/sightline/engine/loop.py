@@ -42,6 +42,7 @@ from sightline.engine.evaluation import (
     cluster_notes,
     cluster_row,
     evaluate_models,
+    evaluate_validation,
     evaluated_kept,
     task_row,
 )
@@ -427,10 +428,16 @@ class TrainingLoop:
         models = self.built.algorithm.models(state, self.built.clients)
         kept = self.memories.get(self.built.algorithm.facts.kept)
         if kept is not None and isinstance(models, Public):
-            return evaluated_kept(self.built, kept.values, models) | self.metrics.evaluate(
-                self.built, models, kept.values
+            return (
+                evaluated_kept(self.built, kept.values, models)
+                | evaluate_validation(self.built, models, kept.values)
+                | self.metrics.evaluate(self.built, models, kept.values)
             )
-        return evaluate_models(self.built, models) | self.metrics.evaluate(self.built, models)
+        return (
+            evaluate_models(self.built, models)
+            | evaluate_validation(self.built, models)
+            | self.metrics.evaluate(self.built, models)
+        )
 
     def _keep_best(self, state: State, number: int, row: Mapping[str, Any]) -> None:
         """Write the model of this round if it is better than that of every round before."""

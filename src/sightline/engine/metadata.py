@@ -456,6 +456,11 @@ def list_caveats(built: BuiltExperiment, *, real_sites: bool = False) -> list[st
         "Pair guarantees exclude collusion; a coalition sees the union of its members' views.",
         "Floating-point side channels and the tuning of hyper-parameters on private data are not accounted.",
     ]
+    if built.experiment.data.validation_fraction:
+        notes.append(
+            "Validation metrics are of examples that clients hold out, which are private: the ledger does not count a "
+            "setting that is chosen by them."
+        )
     notes += _delta_notes(built)
     if built.earlier is not None:
         notes.append(f"{built.earlier.tell(counted=bool(privacy.continue_ledger))}.")
