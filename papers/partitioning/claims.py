@@ -236,7 +236,7 @@ NOISE = (
         "e-4",
         f"{ONE} --parts 8 --noise 2.187 --unsplit-noise 2.187",
         cause=(
-            "the printed noise costs 8.05 by the paper's own accounting (`pytest tests/accounting/test_published.py`)"
+            "the printed noise costs 8.05 by the paper's own accounting (`pytest papers/tests/test_published.py`)"
         ),
     ),
     noise_finding(
