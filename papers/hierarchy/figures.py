@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.hierarchy.cells import (
+    CNN_PLAIN_RATE,
     CONTROL,
     EVERY,
     LONG,
@@ -78,7 +79,9 @@ def networks_of_convolutions(runs: Runs = FASHION) -> Iterator[Cell]:
     The first seed has the paper's aggregation every five steps too, and noise for whole devices.
     """
     for data, seed in runs:
-        yield Cell("cnn", "HFL", data, seed, drop_privacy(train_cnn(data, seed=seed)))
+        yield Cell("cnn", "HFL", data, seed, drop_privacy(train_cnn(data, seed=seed, rate=CNN_PLAIN_RATE)))
+        if (data, seed) == FASHION[0]:
+            yield Cell("cnn", "HFL same rate", data, seed, drop_privacy(train_cnn(data, seed=seed)))
         alone = train_cnn(data, seed=seed, subnets=1, share=0.0)
         yield Cell("cnn", "PEDPFL", data, seed, run_as(alone, "pedpfl"))
         for share in SHARES:

@@ -84,6 +84,13 @@ def table_of_segments(rows: list[Row]) -> str:
     return f"## Clipped steps: a release every step\n\n{SINGLE_WORDS}\n\n{show_table(header, lines)}" if lines else ""
 
 
+CNN_ALONE = (
+    ("HFL", "without privacy (HFL)"),
+    ("HFL same rate", "without privacy, at the rate of clipped steps"),
+    ("PEDPFL", "PEDPFL"),
+)
+
+
 def table_of_cnn(rows: list[Row]) -> str:
     """A loss that is not convex."""
     lines = []
@@ -91,7 +98,7 @@ def table_of_cnn(rows: list[Row]) -> str:
         arms = Arms(rows, data)
         if not arms["cnn", "p=1"]:
             continue
-        for name, label in (("HFL", "without privacy (HFL)"), ("PEDPFL", "PEDPFL")):
+        for name, label in CNN_ALONE:
             if arms["cnn", name]:
                 lines.append(
                     f"| {title}, {label} | {show_runs(arms['cnn', name])} | | | {show_costs(arms['cnn', name])} |"
