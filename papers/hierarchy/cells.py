@@ -95,7 +95,9 @@ def clip_steps(plain: dict[str, Any], epsilon: float) -> dict[str, Any]:
     return plain | {"privacy": privacy, "local": local}
 
 
-def release_every_step(plain: dict[str, Any], epsilon: float, *, rate: float = SINGLE_RATE) -> dict[str, Any]:
+def release_every_step(
+    plain: dict[str, Any], epsilon: float, *, rate: float = SINGLE_RATE, every: int = 1
+) -> dict[str, Any]:
     """Clipped steps of larger batches with an aggregation after every step.
 
     One example moves a single step by rate / batch; in a segment of several steps it moves every later one by 2 rate,
@@ -103,7 +105,7 @@ def release_every_step(plain: dict[str, Any], epsilon: float, *, rate: float = S
     """
     clipped = clip_steps(plain, epsilon)
     local = clipped["local"] | {"batch_size": SINGLE_BATCH, "learning_rate": rate}
-    return clipped | {"local": local, "algorithm": clipped["algorithm"] | {"local_aggregation": 1}}
+    return clipped | {"local": local, "algorithm": clipped["algorithm"] | {"local_aggregation": every}}
 
 
 def train_cnn(

@@ -69,14 +69,16 @@ def table_of_segments(rows: list[Row]) -> str:
     lines = []
     for data, title in DATA.items():
         arms = Arms(rows, data)
-        for name, figure, silent in (
-            ("every 5 steps (as printed), steps of 1", "clipped", "no noise"),
-            ("every step (deviation), steps of 40", "single", "HFL"),
+        for name, figure, silent, before, count in (
+            ("every 5 steps (as printed), steps of 1, rate .4", "clipped", "no noise", "", 4),
+            ("every 5 steps (as printed), steps of 40, rate .4", "single", "five no noise", "five ", 4),
+            ("every step (deviation), steps of 40, rate 6", "single", "HFL", "", 20),
         ):
-            if arms["single", "p=1"] and arms[figure, "p=1"]:
-                each = [show_runs(arms[figure, arm]) for arm in (silent, "p=0", "p=0.5", "p=1")]
-                count = 4 if figure == "clipped" else 20
-                lines.append(f"| {title} | {name} | {' | '.join(each)} | {count} | {show_costs(arms[figure, 'p=1'])} |")
+            if whole := arms["single", "p=1"] and arms[figure, f"{before}p=1"]:
+                each = [
+                    show_runs(arms[figure, arm]) for arm in (silent, *(f"{before}p={p}" for p in ("0", "0.5", "1")))
+                ]
+                lines.append(f"| {title} | {name} | {' | '.join(each)} | {count} | {show_costs(whole)} |")
     header = (
         "| softmax, clipped, epsilon 1 | aggregations | no noise | p_c = 0 | p_c = .5 | p_c = 1 | an interval | joule, "
         "all | seconds, all |"
