@@ -117,11 +117,12 @@ def train_cnn(
     unit: str = "sample",
     subnets: int = SUBNETS,
     rate: float = CNN_RATE,
+    epsilon: float = 1.0,
 ) -> dict[str, Any]:
-    """A convolutional network on pixels: a loss that is not convex, clipped steps, epsilon 1."""
+    """A convolutional network on pixels: a loss that is not convex, clipped steps."""
     intervals = CNN_INTERVALS[data]
     plain = release_every_step(
-        experiment(data, seed=seed, share=share, subnets=subnets, size=DEVICES // subnets), 1.0, rate=rate
+        experiment(data, seed=seed, share=share, subnets=subnets, size=DEVICES // subnets), epsilon, rate=rate
     )
     return plain | {
         "rounds": intervals,

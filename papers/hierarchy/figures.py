@@ -85,6 +85,7 @@ def networks_of_convolutions(runs: Runs = FASHION) -> Iterator[Cell]:
     for data, seed in runs:
         yield Cell("cnn", "HFL", data, seed, drop_privacy(train_cnn(data, seed=seed, rate=CNN_PLAIN_RATE)))
         if (data, seed) == FASHION[0]:
+            yield Cell("cnn", "no noise", data, seed, train_cnn(data, seed=seed, share=1.0, epsilon=NOTHING))
             yield Cell("cnn", "HFL same rate", data, seed, drop_privacy(train_cnn(data, seed=seed)))
         alone = train_cnn(data, seed=seed, subnets=1, share=0.0)
         yield Cell("cnn", "PEDPFL", data, seed, run_as(alone, "pedpfl"))

@@ -89,6 +89,7 @@ def table_of_segments(rows: list[Row]) -> str:
 CNN_ALONE = (
     ("HFL", "without privacy (HFL)"),
     ("HFL same rate", "without privacy, at the rate of clipped steps"),
+    ("no noise", "clipped steps, no noise"),
     ("PEDPFL", "PEDPFL"),
 )
 

@@ -31,7 +31,6 @@ CNN_SETTING = {
     "cifar10": "k = 200, 12-layer CNN; here k = 10, a CNN of two convolutions and two layers (M = 37,274) on pixels, "
     f"batches of 40; {DEVIATION}",
 }
-CLIPPED_CNN = "clipping and the noise that 20 releases an interval need:"
 SINGLE_WORDS = """Of a segment of m clipped steps one example moves its own step by G / b and every later one by 2 G,
 whatever the batch is. With m = 1 only G / b is left, so larger batches buy less noise. The paper aggregates every five
 steps; every step costs five times as many messages, which the joule and seconds count. Learning rate 6, the best of 1.5, 3

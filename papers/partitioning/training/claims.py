@@ -277,11 +277,12 @@ def judge_resnet(rows: list[Row]) -> Iterator[Finding]:
             (Point(f"ResNet, {parts} submodels, gain", paper, ours.mean, ours.error, published=gain.mean),),
         )
     trained = any(row["regime"] == "resnet" for row in rows)
-    own = {} if trained else {"Table 1, ResNet": "3 and 8 submodels of a residual network"}
-    for result, claim in (own | MISSING).items():
-        cause = (
-            "a residual network was trained for Table 1 alone" if trained else "the cells are there, the runs are not"
-        )
+    alone = "a residual network is there for Table 1 alone"
+    missing = (
+        {} if trained else {"Table 1, ResNet": ("3 and 8 submodels of a residual network", "its runs are missing")}
+    )
+    missing |= {result: (claim, alone) for result, claim in MISSING.items()}
+    for result, (claim, cause) in missing.items():
         yield Finding(result, claim, "-", "-", "-", Verdict.NOT_RUN, f"{cause} (`{TRAIN} resnet`)", f"{TRAIN} resnet")
 
 
