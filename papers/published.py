@@ -128,6 +128,14 @@ def objective_cost(*, rate: float, curvature: float, size: float, classes: int) 
     return (rate * math.sqrt(2) / size + (1 - 1 / classes) / (size * curvature)) / (1 - REMAINDER)
 
 
+TABLE_1 = """
+\b
+Examples:
+  python -m papers.published partitioning poisson --noise 2.34 --rate 0.1 --steps 1000
+  python -m papers.published partitioning split --parts 3 --rate 0.1 --steps 1000 --unsplit-noise 1 --epsilon 8
+"""
+
+
 @click.group("published")
 def command() -> None:
     """Noise and epsilon as the papers compute them, for comparison. None of it is a guarantee."""
@@ -216,28 +224,47 @@ def objective(rounds: int, u1: float, u2: float, classes: int, delta: float, as_
     return show(answer, as_json)
 
 
-@command.command("partitioning")
+@command.command("partitioning", epilog=TABLE_1)
 @click.argument("kind", type=click.Choice(["poisson", "balanced", "split"]))
-@click.option("--noise", type=float, required=True, help="Noise multiplier.")
+@click.option("--noise", type=float, help="Noise multiplier; or give --epsilon.")
+@click.option("--epsilon", type=float, help="Find the noise multiplier that the paper's accounting asks for.")
 @click.option("--steps", type=int, required=True)
 @click.option(
     "--rate", type=float, default=1.0, show_default=True, help="poisson, split: how likely a sample is in a step."
 )
 @click.option("--uses", type=int, default=1, show_default=True, help="balanced: in how many steps a sample is used.")
 @click.option("--parts", type=int, default=2, show_default=True, help="split: submodels.")
+@click.option(
+    "--unsplit-noise", type=float, help="split: noise of the unsplit tensors, as a multiple of the parts' noise."
+)
 @DELTA
 @JSON
 def partitioning(
-    kind: str, noise: float, steps: int, rate: float, uses: int, parts: int, delta: float, as_json: bool
-) -> int:
+    kind: str, noise: float | None, epsilon: float | None, steps: int, rate: float, uses: int, parts: int,
+    unsplit_noise: float | None, delta: float, as_json: bool,
+) -> int:  # fmt: skip
     """Epsilon of the partitioning paper's Theorems 3.4, 3.8 and 3.11 with bound (3), and the epsilon of ours."""
-    moments, ours = {
-        "poisson": lambda: (poisson_moments(noise, rate, steps), accounting.poisson(noise=noise, rate=rate, steps=steps)),
-        "balanced": lambda: (balanced_moments(noise, steps, uses), accounting.balanced(noise=noise, steps=steps, uses=uses)),
-        "split": lambda: (split_moments(noise, parts, rate, steps),
-                          accounting.split(noise=noise, parts=parts, rate=rate, steps=steps)),
-    }[kind]()  # fmt: skip
-    return show({"epsilon": classic_epsilon(moments, delta), "costs": ours.epsilon(delta=delta)}, as_json)
+    if (noise is None) == (epsilon is None):
+        invalid("--noise", noise, "give either --noise or --epsilon, not both")
+    if unsplit_noise is not None and kind != "split":
+        invalid("--unsplit-noise", unsplit_noise, f"{kind} has no unsplit tensors", 'use the kind "split"')
+
+    def unsplit(z: float) -> float | None:
+        return None if unsplit_noise is None else unsplit_noise * z
+
+    theirs: Callable[[float], Array] = {
+        "poisson": lambda z: poisson_moments(z, rate, steps),
+        "balanced": lambda z: balanced_moments(z, steps, uses),
+        "split": lambda z: split_moments(z, parts, rate, steps, unsplit(z)),
+    }[kind]
+    ours = {
+        "poisson": lambda z: accounting.poisson(noise=z, rate=rate, steps=steps),
+        "balanced": lambda z: accounting.balanced(noise=z, steps=steps, uses=uses),
+        "split": lambda z: accounting.split(noise=z, parts=parts, rate=rate, steps=steps, unsplit_noise=unsplit(z)),
+    }[kind]
+    z = calibrate_published(theirs, epsilon=epsilon, delta=delta) if noise is None else noise
+    answer = {"epsilon": classic_epsilon(theirs(z), delta), "costs": ours(z).epsilon(delta=delta)}
+    return show(answer if noise is not None else {"noise": z} | answer, as_json)
 
 
 @command.command("groups")

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from papers.hierarchy.cells import (
+    CLIPPED_RATE,
+    CNN_PLAIN_RATE,
     CONTROL,
+    EVERY,
     LONG,
     NOTHING,
     Cell,
@@ -17,6 +20,9 @@ from papers.hierarchy.cells import (
     drop_privacy,
     experiment,
     noise_as_published,
+    release_every_step,
+    run_as,
+    train_cnn,
     trust_edges,
 )
 
@@ -56,6 +62,43 @@ def comparators(runs: Runs = FASHION) -> Iterator[Cell]:
         yield Cell("clipped", "no noise", data, seed, clip_steps(experiment(data, seed=seed, share=1.0), NOTHING))
         for share in SHARES:
             yield Cell("clipped", f"p={share:g}", data, seed, clip_steps(experiment(data, seed=seed, share=share), 1.0))
+
+
+def single_steps(runs: Runs = FASHION + CIFAR) -> Iterator[Cell]:
+    """Clipped steps with an aggregation after every step: a deviation from the paper's every five."""
+    for data, seed in runs:
+        whole = experiment(data, seed=seed, share=1.0)
+        silent = release_every_step(whole, 1.0)
+        yield Cell("single", "HFL", data, seed, drop_privacy(silent))
+        if data == "fashion_mnist":
+            yield Cell("single", "five p=1", data, seed, release_every_step(whole, 1.0, rate=CLIPPED_RATE, every=EVERY))
+        for share in SHARES:
+            plain = release_every_step(experiment(data, seed=seed, share=share), 1.0)
+            yield Cell("single", f"p={share:g}", data, seed, plain, {"share": share, "epsilon": 1.0})
+
+
+def networks_of_convolutions(runs: Runs = FASHION) -> Iterator[Cell]:
+    """A loss that is not convex: without privacy, the comparators, and trust, with an aggregation after every step.
+
+    The first seed has the paper's aggregation every five steps too, and noise for whole devices.
+    """
+    for data, seed in runs:
+        yield Cell("cnn", "HFL", data, seed, drop_privacy(train_cnn(data, seed=seed, rate=CNN_PLAIN_RATE)))
+        if (data, seed) == FASHION[0]:
+            yield Cell("cnn", "no noise", data, seed, train_cnn(data, seed=seed, share=1.0, epsilon=NOTHING))
+            yield Cell("cnn", "HFL same rate", data, seed, drop_privacy(train_cnn(data, seed=seed)))
+        alone = train_cnn(data, seed=seed, subnets=1, share=0.0)
+        yield Cell("cnn", "PEDPFL", data, seed, run_as(alone, "pedpfl"))
+        for share in SHARES:
+            facts = {"share": share, "epsilon": 1.0}
+            plain = train_cnn(data, seed=seed, share=share)
+            plain = plain if share else run_as(plain, "hfl_dp")
+            yield Cell("cnn", f"p={share:g}", data, seed, plain, facts)
+            if seed == SEEDS[0]:
+                five = train_cnn(data, seed=seed, share=share, every=EVERY)
+                yield Cell("cnn", f"five p={share:g}", data, seed, five, facts)
+                whole = train_cnn(data, seed=seed, share=share, every=EVERY, unit="client")
+                yield Cell("cnn", f"client p={share:g}", data, seed, whole, facts)
 
 
 def published(runs: Runs = FASHION) -> Iterator[Cell]:
@@ -159,6 +202,9 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "fig8": lambda: weights("fig8", ("energy", "accuracy")),
     "fig10": lambda: (*weights("fig10", ("delay",)), *weights("fig10", ("delay",), "sum")),
     "long": long_curves,
+    "single": single_steps,
+    "cnn": networks_of_convolutions,
+    "cnn-cifar": lambda: networks_of_convolutions(CIFAR[:1]),
     "cifar": colours,
     "quick": quick,
 }

@@ -8,7 +8,7 @@ from papers.hierarchy.cells import CONTROL
 from papers.hierarchy.claims import Arms, list_findings, say_to_authors
 from papers.hierarchy.costs import BARS, TARGETS, bar_runs
 from papers.hierarchy.results import COSTS, Row, by_seed, cost_to, mean_accuracy, show_table
-from papers.hierarchy.words import DATA, FOOT, HEAD, SETTING
+from papers.hierarchy.words import CNN_WORDS, DATA, FOOT, HEAD, SETTING, SINGLE_WORDS
 
 
 def write_page(rows: list[Row], path: Path) -> None:
@@ -21,7 +21,7 @@ def write_page(rows: list[Row], path: Path) -> None:
     words += ["## Figure by figure", write_table(findings), draw_results(findings, path.parent, "hierarchy"), SETTING]
     for data in DATA:
         words += [table_of_trust(rows, data), table_of_costs(rows, data), table_of_networks(rows, data)]
-    words += [table_of_weights(rows), tell_effort(rows), FOOT]
+    words += [table_of_segments(rows), table_of_cnn(rows), table_of_weights(rows), tell_effort(rows), FOOT]
     path.write_text("\n\n".join(word for word in words if word) + "\n", encoding="utf-8")
 
 
@@ -57,6 +57,65 @@ def table_of_trust(rows: list[Row], data: str) -> str:
         lines.append(f"| without privacy, k = 200 | {show_runs(arms['long', 'HFL'])} | | |")
     header = "| accuracy in % | p_c = 0 | p_c = .5 | p_c = 1 |"
     return f"## {DATA[data]}\n\n{show_table(header, lines)}"
+
+
+def show_costs(runs: dict[int, Row]) -> str:
+    """What a whole run spends: joule | seconds."""
+    return " | ".join(f"{fmean(row['curve'][-1][place] for row in runs.values()):.1f}" for place in COSTS.values())
+
+
+def table_of_segments(rows: list[Row]) -> str:
+    """Clipped steps of softmax regression: released every 5 steps as printed, and every step."""
+    lines = []
+    for data, title in DATA.items():
+        arms = Arms(rows, data)
+        for name, figure, silent, before, count in (
+            ("every 5 steps (as printed), steps of 1, rate .4", "clipped", "no noise", "", 4),
+            ("every 5 steps (as printed), steps of 40, rate .4", "single", "five no noise", "five ", 4),
+            ("every step (deviation), steps of 40, rate 6", "single", "HFL", "", 20),
+        ):
+            if whole := arms["single", "p=1"] and arms[figure, f"{before}p=1"]:
+                each = [
+                    show_runs(arms[figure, arm]) for arm in (silent, *(f"{before}p={p}" for p in ("0", "0.5", "1")))
+                ]
+                lines.append(f"| {title} | {name} | {' | '.join(each)} | {count} | {show_costs(whole)} |")
+    header = (
+        "| softmax, clipped, epsilon 1 | aggregations | no noise | p_c = 0 | p_c = .5 | p_c = 1 | an interval | joule, "
+        "all | seconds, all |"
+    )
+    return f"## Clipped steps: a release every step\n\n{SINGLE_WORDS}\n\n{show_table(header, lines)}" if lines else ""
+
+
+CNN_ALONE = (
+    ("HFL", "without privacy (HFL)"),
+    ("HFL same rate", "without privacy, at the rate of clipped steps"),
+    ("no noise", "clipped steps, no noise"),
+    ("PEDPFL", "PEDPFL"),
+)
+
+
+def table_of_cnn(rows: list[Row]) -> str:
+    """A loss that is not convex."""
+    lines = []
+    for data, title in DATA.items():
+        arms = Arms(rows, data)
+        if not arms["cnn", "p=1"]:
+            continue
+        for name, label in CNN_ALONE:
+            if arms["cnn", name]:
+                lines.append(
+                    f"| {title}, {label} | {show_runs(arms['cnn', name])} | | | {show_costs(arms['cnn', name])} |"
+                )
+        for before, label in (
+            ("", "unit sample, every step (deviation)"),
+            ("five ", "unit sample, every 5 steps (as printed)"),
+            ("client ", "unit client, every 5 steps"),
+        ):
+            if arms["cnn", f"{before}p=1"]:
+                each = [show_runs(arms["cnn", f"{before}p={share:g}"]) for share in (0.0, 0.5, 1.0)]
+                lines.append(f"| {title}, {label} | {' | '.join(each)} | {show_costs(arms['cnn', f'{before}p=1'])} |")
+    header = "| CNN, epsilon 1 | p_c = 0 (HFL-DP) | p_c = .5 | p_c = 1 | joule, all | seconds, all |"
+    return f"## A CNN: a loss that is not convex\n\n{CNN_WORDS}\n\n{show_table(header, lines)}" if lines else ""
 
 
 def table_of_costs(rows: list[Row], data: str) -> str:

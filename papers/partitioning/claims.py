@@ -235,9 +235,7 @@ NOISE = (
         (4.96, 4.99, 4.374),
         "e-4",
         f"{ONE} --parts 8 --noise 2.187 --unsplit-noise 2.187",
-        cause=(
-            "the printed noise costs 8.05 by the paper's own accounting (`pytest tests/accounting/test_published.py`)"
-        ),
+        cause=("the printed noise costs 8.05 by the paper's own accounting (`pytest papers/tests/test_published.py`)"),
     ),
     noise_finding(
         "Table 2, noise",

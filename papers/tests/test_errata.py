@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from papers.published import gaussian_moments, objective_epsilon, output_epsilon
+from papers.theory.hierarchy import Hierarchy, deviation_path
 from sightline import accounting
 from sightline.accounting.moments import ORDERS, sampled_moments
 from sightline.accounting.renyi import backward_moments, forward_moments
@@ -181,3 +182,17 @@ def test_15_the_pair_of_figure_4_follows_with_gradients_of_one_and_a_curvature_o
     for rounds, rate, printed in ((80, 10.0, 7.36), (40, 20.0, 7.25)):
         found = objective_epsilon(rounds=rounds, rate=rate, curvature=mu, size=size, u1=1.0, u2=0.11)
         assert found == pytest.approx(printed, abs=0.005)
+
+
+def test_16_a_squared_distance_among_roots_is_not_in_the_units_of_the_model():
+    """H2FDP, equation (31): ten times the gradients and their bounds must give ten times the deviation."""
+    numbers = {
+        "smoothness": 2.0, "clip_norm": 1.5, "sgd_noise": 0.3, "between": 0.7, "within": 0.4, "devices": (5.0, 5.0),
+        "trusted": 0.5, "tau": 12, "local_aggregations": 3, "rounds": 40, "parameters": 100, "rate": 0.1, "epsilon": 2.0,
+        "delta": 1e-5, "gap": 1.7, "gamma": 0.01,
+    }  # fmt: skip
+    tenfold = numbers | {name: 10 * numbers[name] for name in ("clip_norm", "sgd_noise", "between", "within")}
+    one, ten = (deviation_path(Hierarchy(**given))[2][1] for given in (numbers, tenfold))
+    assert ten == pytest.approx(10 * one)
+    one, ten = (deviation_path(Hierarchy(**given), as_printed=True)[2][1] for given in (numbers, tenfold))
+    assert ten > 10.1 * one

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from papers.findings import Verdict
-from papers.hierarchy.claims import judge_regimes, list_findings, say_to_authors
+from papers.hierarchy.claims import judge_regimes, judge_shortfall, list_findings, say_to_authors
 from papers.hierarchy.costs import judge_savings, saved_by_control
 from papers.hierarchy.features import describe_images, orient_gradients
 from papers.hierarchy.figures import PARTS
@@ -96,10 +96,27 @@ def rows():
 def test_findings_tell_what_the_rows_say(rows):
     found = list_findings(rows)
     assert {one.result.split(",")[0] for one in found} == {f"Figure {n}" for n in range(4, 11)}
-    assert not any(one.verdict is Verdict.NOT_RUN for one in found)
+    assert [one.result for one in found if one.verdict is Verdict.NOT_RUN] == [
+        "Figure 4", "Figure 4, CIFAR-10", *(f"Figure {n}, CNN" for n in (5, 6, 7, 9)),
+    ]  # fmt: skip
     energy, delay = saved_by_control(rows, "fashion_mnist", "p=0.5", 0.75)
     assert energy.mean == delay.mean == pytest.approx(50)
     assert len(say_to_authors(rows)) == 3
+
+
+def test_a_shortfall_in_one_of_two_settings_depends_on_the_regime():
+    near, far = Estimate(1.0, 0.1, 3), Estimate(9.0, 0.1, 3)
+    assert judge_shortfall(3.0, near, near) is Verdict.REPRODUCED
+    assert judge_shortfall(3.0, near, far) is Verdict.REGIME
+    assert judge_shortfall(3.0, far, None) is Verdict.NOT_REPRODUCED
+
+
+def test_a_loss_that_is_not_convex_is_told_apart(rows):
+    told = {one.result for one in list_findings(rows)}
+    assert {"Figure 4, CNN, Fashion-MNIST", "Figure 4, clipped, CIFAR-10"} <= told
+    fewer = [row for row in rows if (row["figure"], row["data"]) != ("cnn", "cifar10")]
+    missing = [one.result for one in list_findings(fewer) if one.verdict is Verdict.NOT_RUN]
+    assert "Figure 4, CNN, CIFAR-10" in missing
 
 
 @pytest.mark.parametrize("figures", [("fig4",), None])

@@ -81,6 +81,16 @@ def test_a_gain_is_paired_and_the_best_of_three_is_shown(tmp_path: Path):
     assert len(say_to_authors(training_runs(3.0))) == 3
 
 
+def test_a_residual_network_has_rows_of_its_own(tmp_path: Path):
+    rows = training_runs(3.0)
+    missing = [f.result for f in list_findings(rows, tmp_path) if f.verdict is Verdict.NOT_RUN]
+    assert missing == ["Table 1, ResNet", "Table 2, ResNet", "Section 4.2, ResNet"]
+    some = [row for row in rows if (row["table"], row["regime"], row["source"]) == ("table1", "noisy", "fashion_mnist")]
+    rows += [row | {"regime": "resnet", "source": "cifar10"} for row in some]
+    assert verdicts(rows, "Table 1, ResNet", "amplification gains", tmp_path) == [Verdict.REPRODUCED] * 2
+    assert verdicts(rows, "Table 2, ResNet", "", tmp_path) == [Verdict.NOT_RUN]
+
+
 def test_a_figure_is_judged_by_its_numbers(tmp_path: Path):
     for poisson, verdict in (([1e-6, 1e-4], Verdict.NOT_REPRODUCED), ([1e-4, 1e-3], Verdict.REPRODUCED)):
         curves = {
@@ -126,7 +136,7 @@ def test_a_noise_of_the_same_size_is_longer_with_more_weights():
 def test_every_cell_has_a_key_of_its_own_and_is_an_experiment():
     cells = [cell for name, part in PARTS.items() if name != "quick" for cell in part()]
     keys = {cell.key for cell in cells}
-    assert len(keys) == len(cells) == (40 + 48) + (40 + 24) + 20
+    assert len(keys) == len(cells) == (40 + 48) + (40 + 24) + 20 + 3 * 7
     assert {cell.key for cell in PARTS["quick"]()} <= keys
     for cell in cells[::17]:
         assert parse(cell.plain).rounds

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from papers import published
 from sightline import accounting
 from sightline.apps.cli.main import run_arguments
+from sightline.errors import InvalidInput
 
 TARGET = {"epsilon": 8.0, "delta": 1e-5}
 BATCH = 5000
@@ -105,6 +106,23 @@ def test_partitioning_by_command():
     for kind in (("balanced", "--uses", "3"), ("split", "--parts", "3", "--rate", "0.2"), ("poisson", "--rate", "0.1")):
         found = ask("partitioning", *kind, "--noise", "2", "--steps", "30")
         assert 0 < found["costs"] < found["epsilon"]
+
+
+@pytest.mark.parametrize(("parts", "printed"), [("1", 6.618e-4), ("3", 5.440e-4), ("8", 4.99e-4)])
+def test_table_1_by_command(parts, printed):
+    words = ["--parts", parts, "--rate", "0.1", "--steps", "1000", "--unsplit-noise", "1", "--epsilon", "8"]
+    found = ask("partitioning", "split", *words)
+    assert found["noise"] / BATCH == pytest.approx(printed, abs=4e-7)
+    assert 0 < found["costs"] < found["epsilon"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["split --steps 3", "split --noise 1 --epsilon 8 --steps 3", "poisson --noise 1 --steps 3 --unsplit-noise 1"],
+)
+def test_partitioning_refuses_words_that_contradict(words):
+    done = CliRunner().invoke(published.command, ["partitioning", *words.split()], standalone_mode=False)
+    assert isinstance(done.exception, InvalidInput)
 
 
 def test_groups_by_command():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from papers.jobs import command
-from papers.partitioning.training.cells import Cell, quick, sampling, table1, table2
+from papers.partitioning.training.cells import Cell, quick, resnet, sampling, table1, table2
 from papers.partitioning.training.page import write_page
 from papers.partitioning.training.runner import pretrain, run_cell
 
@@ -14,6 +14,7 @@ PARTS: dict[str, Callable[[], Iterator[Cell]]] = {
     "table1": table1,
     "table2": table2,
     "section4.2": sampling,
+    "resnet": resnet,
     "quick": quick,
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from papers import published
-from papers.partitioning.training.halves import section
+from papers.partitioning.training.halves import POOL, section
 from sightline import accounting
 
 HERE = Path(__file__).parent
@@ -15,6 +15,9 @@ SEEDS, FEW = range(5), range(3)
 TARGET = {"epsilon": 8.0, "delta": 1e-5}
 MLP = {"name": "mlp", "hidden": [96]}
 """Fully connected, its hidden units split: thousands of steps of 2,500 examples do not fit with a residual network."""
+RESNET = {"name": "resnet", "channels": [8, 16], "depth": 6}
+"""Twelve residual blocks on images of 16 x 16, of which the middle eight that keep their shape are split."""
+UNSPLIT_BLOCKS = ["blocks.0", "blocks.1", "blocks.11", "last"]
 UNSPLIT = ["last"]
 """The output layer is in every submodel, under a ball of its own."""
 SERVER_RATE = 6.0
@@ -36,6 +39,7 @@ class Regime:
 REGIMES = {
     ("table1", "printed"): Regime(25_000, 0.1, 100, 6.0),
     ("table1", "noisy"): Regime(270, 0.1, 100, 1.0),
+    ("table1", "resnet"): Regime(650, 0.1, 50, 1.0),
     ("table2", "printed"): Regime(500, 1.0, 20, 0.3),
     ("table2", "noisy"): Regime(75, 1.0, 20, 0.3),
     ("section4.2", "scratch"): Regime(25_000, 0.3275, 100, 3.0),
@@ -67,24 +71,34 @@ class Cell:
         return "/".join((self.table, self.regime, self.source, self.method, str(self.parts), str(self.seed)))
 
     @property
+    def network(self) -> str:
+        """Which network is trained."""
+        return "resnet" if self.regime == "resnet" else "mlp"
+
+    @property
     def pretrained(self) -> bool:
         """Whether it begins with a network that knows 8 of the 10 classes."""
         return self.regime != "scratch"
 
 
-def pretrained(source: str, parts: int) -> Path:
+def pretrained(source: str, parts: int, network: str = "mlp") -> Path:
     """Where the weights of the pre-training lie, which was done by parts."""
-    return HERE / "pretrained" / f"{source}-mlp{parts}.safetensors"
+    return HERE / "pretrained" / f"{source}-{network}{parts}.safetensors"
 
 
-def pretraining(source: str, parts: int) -> dict[str, Any]:
+def pretraining(source: str, parts: int, network: str = "mlp") -> dict[str, Any]:
     """The experiment file of the pre-training: no privacy, 8 of 10 classes of the first half."""
-    return {
+    plain = {
         "name": "pretraining", "rounds": 12 * parts, "evaluate_every": 12 * parts, "model": MLP,
         "data": section("public", source, clients=1, size=12_000),
         "algorithm": {"name": "fedavg", "split": {"parts": parts}},
         "local": {"steps": 100, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9},
     }  # fmt: skip
+    if network == "mlp":
+        return plain
+    split = {"parts": parts, "unsplit": UNSPLIT_BLOCKS}
+    data = section("public", source, clients=1, size=12_000, pool=2)
+    return plain | {"model": RESNET, "data": data, "algorithm": {"name": "fedavg", "split": split}}
 
 
 def noise_of(method: str, parts: int, rate: float, steps: int) -> float | None:
@@ -122,6 +136,12 @@ def table2() -> Iterator[Cell]:
             yield from (users("fashion_mnist", method, parts, seed, regime) for method, parts in ROWS)
 
 
+def resnet() -> Iterator[Cell]:
+    """Table 1 with a residual network on CIFAR-10."""
+    for seed in FEW:
+        yield from (residual(method, parts, seed) for method, parts in ROWS if (method, parts) != ("ours", 1))
+
+
 def sampling() -> Iterator[Cell]:
     """Section 4.2: Poisson batches against balanced ones, without splitting, both at epsilon 8 by our accountant."""
     for seed in SEEDS:
@@ -149,12 +169,23 @@ def central(source: str, method: str, parts: int, seed: int, regime: str) -> Cel
     return Cell("table1", regime, source, method, parts, seed, noise, plain)
 
 
-def one_owner(source: str, seed: int, how: Regime, noise: float | None) -> dict[str, Any]:
+def residual(method: str, parts: int, seed: int, source: str = "cifar10") -> Cell:
+    """Table 1 with a residual network, so few examples that a step's noise is about as long as the paper's."""
+    how = REGIMES["table1", "resnet"]
+    noise = noise_of(method, parts, how.rate, how.rounds)
+    plain = one_owner(source, seed, how, noise, pool=2) | {
+        "algorithm": {"name": "fedavg", "split": {"parts": parts, "unsplit": UNSPLIT_BLOCKS}},
+        "model": RESNET | {"init": str(pretrained(source, parts, "resnet"))},
+    }
+    return Cell("table1", "resnet", source, method, parts, seed, noise, plain)
+
+
+def one_owner(source: str, seed: int, how: Regime, noise: float | None, *, pool: int = POOL) -> dict[str, Any]:
     """The server holds all examples and takes one private step a round."""
     batch = round(how.rate * how.size)
     return {
         "name": "finetuning", "seed": seed, "rounds": how.rounds, "evaluate_every": how.rounds,
-        "data": section("private", source, clients=1, size=how.size),
+        "data": section("private", source, clients=1, size=how.size, pool=pool),
         "local": {"steps": 1, "batch_size": batch, "learning_rate": how.learning_rate},
         "privacy": privacy(1.0, noise) | {"unit": "sample", "where": "server"},
     }  # fmt: skip

@@ -35,8 +35,9 @@ def write_page(results: Iterable[Row], page: Path) -> None:
     words = HEAD.read_text(encoding="utf-8").replace("{findings}", write_table(findings))
     parts = [words.replace("{pictures}", draw_results(findings, page.parent, "partitioning")).rstrip()]
     for table in TITLES:
-        for regime in ("printed", "noisy"):
-            parts += [table_of(table, regime, source, found) for source in ("fashion_mnist", "cifar10")]
+        for regime in ("printed", "noisy", "resnet"):
+            if (table, regime) in REGIMES:
+                parts += [table_of(table, regime, source, found) for source in ("fashion_mnist", "cifar10")]
     parts += [sampled_table(found)]
     page.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 

@@ -9,16 +9,16 @@ from typing import Any
 from papers.partitioning.training.cells import Cell, pretrained, pretraining
 
 
-def ready(source: str, parts: int) -> float:
+def ready(source: str, parts: int, network: str = "mlp") -> float:
     """Pre-train on 8 of the 10 classes, unless the weights are there; returns the test accuracy on those classes."""
     import sightline
     from sightline.config import parse
 
-    path = pretrained(source, parts)
+    path = pretrained(source, parts, network)
     note = path.with_suffix(".txt")
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
-            run = sightline.run(parse(pretraining(source, parts)), out=Path(folder) / "run", progress=False)
+            run = sightline.run(parse(pretraining(source, parts, network)), out=Path(folder) / "run", progress=False)
             path.parent.mkdir(exist_ok=True)
             note.write_text(f"{run.test_accuracy}\n")
             shutil.copy(run.directory / "model.safetensors", path)
@@ -30,7 +30,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     import sightline
     from sightline.config import parse
 
-    known = ready(cell.source, cell.parts) if cell.pretrained else None
+    known = ready(cell.source, cell.parts, cell.network) if cell.pretrained else None
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run = sightline.run(parse(cell.plain), out=Path(folder) / "run", progress=False)
@@ -48,4 +48,4 @@ def pretrain(cells: list[Cell]) -> None:
     """All pre-trainings that the cells begin with, one after the other."""
     for cell in cells:
         if cell.pretrained:
-            ready(cell.source, cell.parts)
+            ready(cell.source, cell.parts, cell.network)
