@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,9 @@ EMPTY = 0.95
 """Power above which a bound is not worth a number."""
 HARDLY, LIMITED = 0.15, 0.5
 """Powers up to which an observer "can hardly tell" and "gets limited evidence"; a blind guess has `FALSE_ALARMS`."""
+WORST = "the worst of "
+POOLED = ("digits", "synthetic", "sentiment140_users", "airline_tweets")
+"""Built-in sources whose common test set is the clients' test shards."""
 FEW = 3
 """A sentence that would name more powers or observers than this is cut: largest and least, or the first."""
 LARGEST_FACTOR = 14.0
@@ -47,7 +50,7 @@ def headline_content(run: RunView) -> Content:
         "about": about_run(run),
         "figures": headline_figures(run),
         "promise": promise_words(run),
-        "sight": sight_rows(run),
+        "sight": merge_alike(sight_rows(run)),
         "terms": sight_terms(run),
         "who": run.who,
         "limits": limit_words(run),
@@ -107,7 +110,12 @@ def metrics_note(run: RunView) -> str:
     if run.metric.name != "loss":
         others.append((METRICS["loss"], run.last("test_loss")))
     words = [f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None]
-    return ", ".join(["on the common test set", *words] if run.last(run.metric.test_key) is not None else words)
+    return ", ".join([test_set_words(run), *words] if run.last(run.metric.test_key) is not None else words)
+
+
+def test_set_words(run: RunView) -> str:
+    """Return what the test set is."""
+    return "on all clients' test examples" if run.fact("source") in POOLED else "on the common test set"
 
 
 def clients_note(run: RunView) -> str:
@@ -333,6 +341,22 @@ def sight_rows(run: RunView) -> list[SightRow]:
     return rows
 
 
+def merge_alike(rows: Sequence[SightRow]) -> list[SightRow]:
+    """Return the rows with those of equal numbers merged, in the order of the first of each."""
+    alike = defaultdict[tuple[Any, ...], list[SightRow]](list)
+    for row in rows:
+        alike[row.remark, row.text, *(meter["text"] for meter in row.meters)].append(row)
+    return [_merge_rows(some) for some in alike.values()]
+
+
+def _merge_rows(rows: Sequence[SightRow]) -> SightRow:
+    """Return one row for all: every number and every name is the one that bounds the others."""
+    worst = next((row.subjects for row in rows if row.subjects.startswith(WORST)), rows[0].subjects)
+    hits = tuple(map(max, zip(*(row.hits for row in rows), strict=True)))
+    names, epsilon = ", ".join(row.observer for row in rows), max(row.epsilon for row in rows)
+    return replace(rows[0], observer=names, subjects=worst, epsilon=epsilon, hits=hits)
+
+
 def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
     observers = sorted({line.observer for line in run.lines.get(kind, ())} or {run.observers.get(kind, kind)})
     note = "" if observers == [kind] else f"for example {observers[0]}" if len(observers) == 1 else ""
@@ -340,7 +364,7 @@ def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
     alike = len(run.compositions_seen_by(kind)) < 2
     whole = math.isinf(run.spent[kind])
     hits = tuple(1.0 if whole else most_hits(run, kind, alarms) for alarms in ALARMS)
-    return SightRow(kind, note, names if alike else f"the worst of {names}", False, run.spent[kind], hits)
+    return SightRow(kind, note, names if alike else WORST + names, False, run.spent[kind], hits)
 
 
 def sight_terms(run: RunView) -> str:

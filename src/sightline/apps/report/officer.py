@@ -10,6 +10,7 @@ from sightline.apps.report.guarantee import (
     SightRow,
     about_run,
     limit_words,
+    merge_alike,
     observer_question,
     promise_words,
     sight_rows,
@@ -72,7 +73,7 @@ def officer_content(run: RunView) -> Content:
         "promise": promise_words(run),
         "lay": lay_words(run, rows) if run.unit is not Unit.NONE else [],
         "guarantee": list(run.fact("guarantee", [])),
-        "sight": rows,
+        "sight": merge_alike(rows),
         "who": run.who,
         "terms": sight_terms(run),
         "trusted": [trust_words(run, name, releases) for name in run.trusted],
@@ -172,7 +173,7 @@ def summarise_officer(run: RunView) -> dict[str, Any]:
             "epsilon": row.epsilon,
             "attack": {f"{alarms:g}": hits for alarms, hits in zip(ALARMS, row.hits, strict=True)},
         }
-        for row in content["sight"]
+        for row in sight_rows(run)
     ]
     plain: dict[str, Any] = replace_nonfinite(
         {
