@@ -125,7 +125,7 @@ def clients_note(run: RunView) -> str:
     examples = run.last("client_worst_examples")
     if worst is None:
         return ""
-    of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
+    of = f" (a client with {format_plural(int(examples), 'test example')})" if examples else ""
     decile = f"{metric.decile_title} {format_metric(metric, most)}, " if most is not None else ""
     return f"own test sets: {decile}worst {format_metric(metric, worst)}{of}"
 
@@ -360,7 +360,7 @@ def _merge_rows(rows: Sequence[SightRow]) -> SightRow:
 def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
     observers = sorted({line.observer for line in run.lines.get(kind, ())} or {run.observers.get(kind, kind)})
     note = "" if observers == [kind] else f"for example {observers[0]}" if len(observers) == 1 else ""
-    note = note or (f"the worst of {format_count(len(observers))}" if len(observers) > 1 else "")
+    note = note or (f"the worst of {format_count(len(observers))} different views" if len(observers) > 1 else "")
     alike = len(run.compositions_seen_by(kind)) < 2
     whole = math.isinf(run.spent[kind])
     hits = tuple(1.0 if whole else most_hits(run, kind, alarms) for alarms in ALARMS)

@@ -166,7 +166,7 @@ class Column:
             return (
                 f"{format_count(self.standing_for)} of them"
                 if self.trusted
-                else f"the worst of {format_count(self.standing_for)}"
+                else f"the worst of {format_count(self.standing_for)} different views"
             )
         return "trusted" if self.trusted else "untrusted" if self.name == self.kind else f"for example {self.name}"
 

@@ -262,9 +262,8 @@ class BarScale:
         between = [2.0, 5.0] if span <= 2 else []
         powers = range(self.low, self.high + 1, -(-span // 6))
         values = [factor * 10.0**power for power in powers for factor in (1.0, *between)]
-        return [
-            {"at": self.share(value), "text": format_short(value)} for value in values if value <= 1.01 * 10.0**self.high
-        ]
+        shown = [value for value in values if value <= 1.01 * 10.0**self.high]
+        return [{"at": self.share(value), "text": format_short(value)} for value in shown]
 
 
 def bar_scale(values: Iterable[float]) -> BarScale:
