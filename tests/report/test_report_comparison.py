@@ -296,7 +296,7 @@ def test_tables_for_a_paper_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         assert float(row["purity"]) == pytest.approx(0.5)  # of the clusters, not the row's own number
     latex = latex_table(comparison, ["test_accuracy", "purity", "epsilon"]).splitlines()
     assert latex[0] == r"\begin{tabular}{lrrrr}"
-    assert latex[2] == r"privacy.epsilon & Runs & Test accuracy & Purity & $\varepsilon$ \\"
+    assert latex[2] == r"target epsilon & Runs & Test accuracy & Purity & $\varepsilon$ \\"
     assert latex[4].startswith(r"1 & 3 & 51.0 $\pm$ 1.0\,\% & 50.0 $\pm$ 25.0\,\% & ")
 
 

@@ -2,8 +2,8 @@
 
 import doctest
 import importlib
-import pkgutil
 import math
+import pkgutil
 from pathlib import Path
 from typing import Any
 
