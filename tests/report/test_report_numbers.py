@@ -194,7 +194,7 @@ def test_many_observers_that_learn_nothing_are_one_row(tmp_path: Path) -> None:
 
 def test_rows_with_equal_numbers_are_one_and_the_trusted_stay_apart() -> None:
     def row(observer: str, subjects: str, epsilon: float, trusted: bool = False) -> headline.SightRow:
-        return headline.SightRow(observer, "", subjects, trusted, epsilon, (1.0, 1.0) if trusted else (0.3, 0.5))
+        return headline.SightRow(observer, subjects, trusted, epsilon, (1.0, 1.0) if trusted else (0.3, 0.5))
 
     rows = [
         row("cloud", "client-0..9", 3.999),

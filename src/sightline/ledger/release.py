@@ -289,7 +289,9 @@ def overview_table(releases: Collection[Release]) -> Overview:
             alike[0].what,
             write_parties(frozenset(release.source for release in alike)),
             _subject_words(alike),
-            _audience_words(alike),
+            _own_audience(alike[0])
+            if len({release.audience for release in alike}) > 1
+            else write_parties(alike[0].audience) or "nobody",
             describe_event(alike[0].event),
             len(alike),
             _time_span([release.time for release in alike]),
@@ -310,13 +312,6 @@ def _own_audience(release: Release) -> str:
     if source not in release.audience or not kind or any(name.rpartition("-")[0] != kind for name in others):
         return ""
     return f"itself and {shown.format_plural(len(others), 'other')}" if others else "itself only"
-
-
-def _audience_words(alike: list[Release]) -> str:
-    """Return who saw the releases: by name if all were shown to the same parties."""
-    if len({release.audience for release in alike}) > 1 or alike[0].audience == {alike[0].source}:
-        return _own_audience(alike[0])
-    return write_parties(alike[0].audience) or "nobody"
 
 
 def _subject_words(alike: list[Release]) -> str:

@@ -207,6 +207,8 @@ def line_chart(
     xs, thin = _take_places(x, lines, there if joined else places)
     # Positions are in thousandths of the plot: the SVG stretches to any width while text keeps its size.
     across, up = _horizontal_axis(xs, x_axis), _vertical_axis(thin, y_axis, mark)
+    # Bars at one value stand beside each other.
+    beside = BESIDE if sum(line.marks and bool(_margin_edges(line)) for line in thin) > 1 else 0.0
     return Chart(
         id=id,
         title=title,
@@ -217,8 +219,8 @@ def line_chart(
         x_ticks=tuple(ticks_on(across, x_axis)),
         y_ticks=tuple(ticks_on(up, y_axis)),
         lines=tuple(
-            _draw_line(line, xs, across, up, y_axis, index, joined, aside)
-            for (index, line), aside in zip(enumerate(thin, 1), _bar_offsets(thin), strict=True)
+            _draw_line(line, xs, across, up, y_axis, 1 + n, joined, beside * (n - (len(thin) - 1) / 2))
+            for n, line in enumerate(thin)
         ),
         mark=Tick(up.at(mark[0]), mark[1]) if mark else None,
         note=note,
@@ -303,14 +305,6 @@ def _draw_line(
     edges = [(across.at(xs[index]) + aside, up.at(low), up.at(high)) for index, low, high in _margin_edges(line)]
     band, bars = ("", tuple(edges)) if line.marks else (_margin_outline(edges), ())
     return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band, bars)
-
-
-def _bar_offsets(lines: Sequence[ChartLine]) -> list[float]:
-    """Return how far each line stands aside, so that bars at one value do not hide each other."""
-    barred = [line.marks and any(room is not None for room in line.margin) for line in lines]
-    if sum(barred) < 2:
-        return [0.0] * len(lines)
-    return [BESIDE * (number - (len(lines) - 1) / 2) for number in range(len(lines))]
 
 
 def _margin_edges(line: ChartLine) -> list[tuple[int, float, float]]:

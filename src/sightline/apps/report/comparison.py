@@ -398,19 +398,14 @@ def align_epsilons(values: Sequence[float | None]) -> list[str]:
     >>> align_epsilons([8.0, 12.341, 0.0123, math.inf, None]), align_epsilons([7.9932, 389.2])
     (['8.000', '12.341', '0.013', '∞', '–'], ['8.00', '389.20'])
     """
-    least = min((value for value in values if value and math.isfinite(value)), default=1.0)
+    least = min((value for value in values if value), default=1.0)
+    # Very large or small bounds are written with an exponent, each by itself.
+    if not 1e-4 < least <= max((one for one in values if one and math.isfinite(one)), default=1.0) < 1e6:
+        return [NONE if value is None else format_upper(value) for value in values]
     quantum = Decimal(10) ** -max(2, 1 - math.floor(math.log10(least)))
-    return [NONE if value is None else _aligned_text(value, quantum) for value in values]
-
-
-def _aligned_text(value: float, quantum: Decimal) -> str:
-    if not 0 < value < MOST_ALIGNED or quantum < LEAST_ALIGNED:
-        return format_upper(value)
-    return f"{Decimal(repr(float(value))).quantize(quantum, rounding=ROUND_CEILING):,}"
-
-
-MOST_ALIGNED, LEAST_ALIGNED = 1e6, Decimal("1e-6")
-"""Epsilons outside this range are written with an exponent, each by itself."""
+    exact = [Decimal(repr(float(value))) if value and math.isfinite(value) else None for value in values]
+    texts = [f"{one.quantize(quantum, rounding=ROUND_CEILING):,}" if one else "" for one in exact]
+    return [text or (NONE if value is None else format_upper(value)) for value, text in zip(values, texts, strict=True)]
 
 
 def setting_title(key: str) -> str:
@@ -426,13 +421,9 @@ def setting_title(key: str) -> str:
 
 def readable_header(comparison: Comparison, header: Sequence[str]) -> list[str]:
     """Return the header of a table with the settings in words; those of equal words keep their section."""
-    words = Counter(map(setting_title, comparison.differs))
-    titles = {
-        key: "target epsilon" if key == "privacy.epsilon"
-        else setting_title(key) if words[setting_title(key)] == 1
-        else key.replace(".", " ").replace("_", " ")
-        for key in comparison.differs
-    }  # fmt: skip
+    titles = {key: "target epsilon" if key == "privacy.epsilon" else setting_title(key) for key in comparison.differs}
+    times = Counter(titles.values())
+    titles = {key: title if times[title] == 1 else re.sub("[._]", " ", key) for key, title in titles.items()}
     return [titles.get(name, name) for name in header]
 
 

@@ -482,15 +482,13 @@ def line_looks(comparison: Comparison) -> list[tuple[int, int]]:
 
     A line of the swept panel and the groups on it share a colour; the stroke then tells the swept value.
     """
-    swept = swept_axis(comparison)
-    if swept is not None:
-        others = [setting_words({k: v for k, v in one.settings.items() if k != swept.key}) for one in comparison.groups]
-        labels = list(dict.fromkeys(others))
-        if len(labels) > 1:
-            values = list(swept.at)
-            shapes = [values.index(say_setting(one.settings[swept.key])) for one in comparison.groups]
-            return [(labels.index(label), shape) for label, shape in zip(others, shapes, strict=True)]
-    return [(number, number) for number in range(len(comparison.groups))]
+    swept, groups = swept_axis(comparison), comparison.groups
+    if swept is None:
+        return [(number, number) for number in range(len(groups))]
+    others = [setting_words({k: v for k, v in one.settings.items() if k != swept.key}) for one in groups]
+    labels, values = list(dict.fromkeys(others)), [say_setting(one.settings[swept.key]) for one in groups]
+    shapes = list(map(list(swept.at).index, values))
+    return [(labels.index(label) if labels[1:] else shape, shape) for label, shape in zip(others, shapes, strict=True)]
 
 
 def _draw_panel(axes: "Axes", *, comparison: Comparison, against: Against, quantity: Quantity) -> None:

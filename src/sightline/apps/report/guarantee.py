@@ -110,12 +110,8 @@ def metrics_note(run: RunView) -> str:
     if run.metric.name != "loss":
         others.append((METRICS["loss"], run.last("test_loss")))
     words = [f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None]
-    return ", ".join([test_set_words(run), *words] if run.last(run.metric.test_key) is not None else words)
-
-
-def test_set_words(run: RunView) -> str:
-    """Return what the test set is."""
-    return "on all clients' test examples" if run.fact("source") in POOLED else "on the common test set"
+    where = "on all clients' test examples" if run.fact("source") in POOLED else "on the common test set"
+    return ", ".join([where, *words] if run.last(run.metric.test_key) is not None else words)
 
 
 def clients_note(run: RunView) -> str:
@@ -292,7 +288,6 @@ class SightRow:
     """What one kind of observer can learn of the least protected subject."""
 
     observer: str
-    note: str
     subjects: str
     trusted: bool
     epsilon: float
@@ -332,39 +327,34 @@ def sight_rows(run: RunView) -> list[SightRow]:
     names = write_parties(everyone)
     # Many kinds that learn nothing are one row, so that the first screen holds the others.
     rows = [
-        _sight_row(run, kind, names) if kind in run.spent else SightRow(kind, "", names, False, 0.0, ALARMS)
+        _sight_row(run, kind, names) if kind in run.spent else SightRow(kind, names, False, 0.0, ALARMS)
         for kind in merge_silent(run.spent)
     ]
     if run.trusted:
         whole = (1.0,) * len(ALARMS)
-        rows.append(SightRow(write_parties(frozenset(run.trusted)), "", names, True, math.inf, whole))
+        rows.append(SightRow(write_parties(frozenset(run.trusted)), names, True, math.inf, whole))
     return rows
 
 
 def merge_alike(rows: Sequence[SightRow]) -> list[SightRow]:
-    """Return the rows with those of equal numbers merged, in the order of the first of each."""
+    """Return the rows with those of equal numbers merged; each number and name is the one that bounds the others."""
     alike = defaultdict[tuple[Any, ...], list[SightRow]](list)
     for row in rows:
         alike[row.remark, row.text, *(meter["text"] for meter in row.meters)].append(row)
-    return [_merge_rows(some) for some in alike.values()]
-
-
-def _merge_rows(rows: Sequence[SightRow]) -> SightRow:
-    """Return one row for all: every number and every name is the one that bounds the others."""
-    worst = next((row.subjects for row in rows if row.subjects.startswith(WORST)), rows[0].subjects)
-    hits = tuple(map(max, zip(*(row.hits for row in rows), strict=True)))
-    names, epsilon = ", ".join(row.observer for row in rows), max(row.epsilon for row in rows)
-    return replace(rows[0], observer=names, subjects=worst, epsilon=epsilon, hits=hits)
+    merged = []
+    for some in alike.values():
+        worst = next((row.subjects for row in some if row.subjects.startswith(WORST)), some[0].subjects)
+        hits = tuple(map(max, zip(*(row.hits for row in some), strict=True)))
+        names, epsilon = ", ".join(row.observer for row in some), max(row.epsilon for row in some)
+        merged.append(replace(some[0], observer=names, subjects=worst, epsilon=epsilon, hits=hits))
+    return merged
 
 
 def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
-    observers = sorted({line.observer for line in run.lines.get(kind, ())} or {run.observers.get(kind, kind)})
-    note = "" if observers == [kind] else f"for example {observers[0]}" if len(observers) == 1 else ""
-    note = note or (f"the worst of {format_count(len(observers))} different views" if len(observers) > 1 else "")
     alike = len(run.compositions_seen_by(kind)) < 2
     whole = math.isinf(run.spent[kind])
     hits = tuple(1.0 if whole else most_hits(run, kind, alarms) for alarms in ALARMS)
-    return SightRow(kind, note, names if alike else WORST + names, False, run.spent[kind], hits)
+    return SightRow(kind, names if alike else WORST + names, False, run.spent[kind], hits)
 
 
 def sight_terms(run: RunView) -> str:

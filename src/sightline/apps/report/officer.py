@@ -21,7 +21,7 @@ from sightline.apps.report.guarantee import (
 from sightline.apps.report.ledger_rows import LedgerRow, tell_ledger
 from sightline.apps.report.page import render_page
 from sightline.apps.report.run_view import Content, Frame, RunView
-from sightline.apps.report.sections import machine_facts, privacy_facts, shown_facts, training_facts
+from sightline.apps.report.sections import clients_figures, machine_facts, privacy_facts, shown_facts, training_facts
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import invalid
 from sightline.events import Unit
@@ -48,24 +48,23 @@ VALUES = {
     ("unit", "sample"): "one example (a record)",
     ("adjacency", "add_remove"): "with and without one",
     ("adjacency", "replace"): "one exchanged for any other",
-    ("where", "server"): "by the server",
-    ("where", "client"): "by each client",
-    ("where", "edge"): "by the edges",
+    **{("where", name): f"by the {name}s" for name in ("client", "edge")} | {("where", "server"): "by the server"},
     ("accountant", "pld"): "privacy loss distributions",
     ("accountant", "rdp"): "Rényi differential privacy",
 }
 """Values of parameters in lay words."""
 
 FACTS = {
-    "examples are": "kind of example",
     "parameters": "numbers in the model",
     "MKL_CBWR": "setting of the arithmetic library",
     "sampling.clients": "clients taking part",
     "sampling.samples": "examples used in a step",
     "paths of local training": "",
-    "seed": "seed of the random numbers",
 }
 """Names of facts in lay words; "" leaves a fact out."""
+
+FACTOR = ("a factor of e^epsilon, plus delta", "the factor in section 1, plus delta")
+"""The formula in the sentences of a guarantee, and the words in its place."""
 
 GLOSSARY = {
     "epsilon": "The most that an observer can learn of one client or example. At epsilon 1 an outcome is at most "
@@ -96,7 +95,7 @@ def officer_content(run: RunView) -> Content:
         "warnings": officer_warnings(run),
         "promise": promise_words(run),
         "lay": lay_words(run, rows) if run.unit is not Unit.NONE else [],
-        "guarantee": [plain_factor(words) for words in run.fact("guarantee", [])],
+        "guarantee": [words.replace(*FACTOR) for words in run.fact("guarantee", [])],
         "sight": merge_alike(rows),
         "who": run.who,
         "terms": sight_terms(run),
@@ -118,23 +117,14 @@ def officer_content(run: RunView) -> Content:
 
 def size_facts(run: RunView) -> list[tuple[str, str]]:
     """Return how many clients, examples and rounds the run had."""
-    sizes, planned = run.fact("sizes", []), run.fact("rounds_planned")
+    sizes, planned = [int(size) for size in run.fact("sizes", [])], run.fact("rounds_planned")
     rounds = format_count(run.rounds_done) + (f" of {format_count(planned)} planned" if planned else "")
-    facts = [("Clients", format_count(run.fact("clients"))), ("Rounds", rounds)]
-    if sizes:
-        facts.insert(1, ("Training examples", format_count(sum(map(int, sizes)))))
-    return facts
+    return [*clients_figures(run, sizes, 0)[: 2 if sizes else 1], ("Rounds", rounds)]
 
 
 def plain_names(facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the facts under lay names."""
-    named = [(FACTS.get(name, name), value) for name, value in facts]
-    return [(name.replace("algorithm.", "algorithm: ").replace("_", " "), value) for name, value in named if name]
-
-
-def plain_factor(words: str) -> str:
-    """Return a sentence of the guarantee without its formula."""
-    return words.replace("a factor of e^epsilon, plus delta", "the factor in section 1, plus delta")
+    return [(plain.replace("_", " "), value) for name, value in facts if (plain := FACTS.get(name, name))]
 
 
 def officer_warnings(run: RunView) -> list[str]:

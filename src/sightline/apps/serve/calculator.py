@@ -136,7 +136,7 @@ def calculator_page(site: PageServer, request: Request) -> Response:
             content["numbers"] = epsilon_rows(family, numbers, delta)
             content["facts"] = list_facts(family, numbers, delta)
         if content["numbers"]:
-            content["ticks"] = bar_scale(row[solve] for row in content["numbers"] if row[solve] is not None).ticks
+            content["ticks"] = bar_scale(row[solve] for row in content["numbers"]).ticks
         content["note"] = family.note_delta(numbers, delta)
     except SightlineError as error:
         content["mistake"] = str(error)
@@ -266,11 +266,21 @@ class BarScale:
         return [{"at": self.share(value), "text": format_short(value)} for value in shown]
 
 
-def bar_scale(values: Iterable[float]) -> BarScale:
+def bar_scale(values: Iterable[float | None]) -> BarScale:
     """Return the scale whose first power of ten is below every value and whose last is not."""
-    logs = [math.log10(value) for value in values if math.isfinite(value) and value > 0] or [0.0]
+    logs = [math.log10(value) for value in values if value and math.isfinite(value)] or [0.0]
     low = math.floor(min(logs) - 0.02)
     return BarScale(low, max(low + 1, math.ceil(max(logs))))
+
+
+def bar_rows(key: str, values: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Return name, value, text and bar of every number; None is not computed, NaN is without an observer."""
+    scale, rows = bar_scale(values.values()), []
+    for name, value in values.items():
+        words = "no observer" if value is not None and math.isnan(value) else format_upper(value, digits=4)
+        words, share = ("–", "0") if value is None else (words, scale.share(value))
+        rows.append({"name": name, key: value, "words": words, "share": share})
+    return rows
 
 
 def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
@@ -281,11 +291,7 @@ def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> floa
 def epsilon_rows(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
     """Return name, epsilon, its text, and the length of its bar."""
     epsilons = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(family, numbers).items()}
-    scale = bar_scale(epsilons.values())
-    return [
-        {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": scale.share(value)}
-        for name, value in epsilons.items()
-    ]
+    return bar_rows("epsilon", epsilons)
 
 
 def least_noise(family: SchemeFamily, numbers: Numbers, line: str, delta: float) -> float:
@@ -318,13 +324,7 @@ def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[d
     for name in sorted(noises, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
             noises[name] = least_noise(family, numbers, name, delta)
-    scale = bar_scale(value for value in noises.values() if value)
-    return [
-        {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": scale.share(value)}
-        if value
-        else {"name": name, "noise": None, "words": "–", "share": "0"}
-        for name, value in noises.items()
-    ]
+    return bar_rows("noise", noises)
 
 
 def drawn_charts(request: Request, family: SchemeFamily, numbers: Numbers, delta: float) -> list[Chart]:

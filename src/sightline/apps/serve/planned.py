@@ -11,7 +11,7 @@ from starlette.responses import Response
 from sightline import accounting
 from sightline.accounting.schemes import CLIP_NORM
 from sightline.apps.report.matrix import ITSELF, draw_heat
-from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, bar_scale, drawn_knob
+from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, bar_rows, bar_scale, drawn_knob
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
@@ -103,7 +103,7 @@ def groups_result(question: PairQuery) -> dict[str, Any]:
         "all workers in one group": together.largest,
     }
     return {
-        "numbers": groups_bars(rows),
+        "numbers": bar_rows("epsilon", rows),
         "ticks": bar_scale(rows.values()).ticks,
         "about": f"{format_plural(answer.workers, 'worker')} in {format_plural(answer.groups, 'group')}, "
         f"{format_plural(len(answer.pairs), 'different membership')}; "
@@ -111,19 +111,6 @@ def groups_result(question: PairQuery) -> dict[str, Any]:
         "map": pairs_map(answer),
         "cut": f"Memberships 1 to {MOST} of {format_count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
     }
-
-
-def groups_bars(epsilons: dict[str, float]) -> list[dict[str, str]]:
-    """Return name, text and length of every number; NaN means that there is no observer."""
-    scale = bar_scale(epsilons.values())
-    return [
-        {
-            "name": name,
-            "words": "no observer" if math.isnan(value) else format_upper(value, digits=4),
-            "share": scale.share(value),
-        }
-        for name, value in epsilons.items()
-    ]
 
 
 def pairs_map(answer: PairResult) -> dict[str, Any]:

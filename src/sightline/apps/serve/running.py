@@ -1,5 +1,6 @@
 """The pages of a run (its report, drawn again as the run goes on, and its ledger) and the comparison of runs."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -194,12 +195,7 @@ def _download(site: PageServer, request: Request, render: Callable[[RunView], st
     with site.live.held(directory) as (run, _):
         text = render(run)
     # A header must not contain quotes or line breaks: only plain characters of the folder's name remain.
-    name = (
-        "".join(
-            letter for letter in directory.resolve().name if letter.isascii() and (letter.isalnum() or letter in "-_.")
-        )
-        or "run"
-    )
+    name = re.sub(r"[^A-Za-z0-9_.-]", "", directory.resolve().name) or "run"
     return html_response(text, headers={"Content-Disposition": f'attachment; filename="{name}{ending}.html"'})
 
 
