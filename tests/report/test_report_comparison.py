@@ -19,13 +19,16 @@ from sightline.apps.cli.report import format_table
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import (
     TUNING,
+    Comparison,
     Spread,
+    align_epsilons,
     compare_runs,
     comparison_notes,
     comparison_table,
     csv_table,
     latex_table,
     plain_comparison,
+    readable_header,
 )
 from sightline.apps.report.comparison_figure import (
     AGAINST,
@@ -40,6 +43,7 @@ from sightline.apps.report.comparison_figure import (
     swept_lines,
 )
 from sightline.engine import RunRecord
+from sightline.formatting import format_upper
 
 ACCURACY = quantity_of("test_accuracy")
 BY = {against.name: against for against in AGAINST}
@@ -374,3 +378,16 @@ def test_runs_ledgers_and_comparisons_print_as_tables(folder: Path) -> None:
     assert str(run.ledger).splitlines()[0].startswith(f"{len(run.ledger)} releases, unit client")
     assert len(str(run.ledger).splitlines()) == 4  # what is handed over, and the noisy mean
     assert str(sightline.compare(folder)).splitlines()[0].split()[:3] == ["rounds", "algorithm.name", "Runs"]
+
+
+def test_epsilons_of_one_column_have_as_many_decimals_and_are_rounded_up() -> None:
+    values = [8.0, 12.3411, 0.01231, 0.0, math.inf, None]
+    texts = align_epsilons(values)
+    assert texts == ["8.000", "12.342", "0.013", "0", "∞", "–"]
+    assert align_epsilons([1e9, 1.0]) == [format_upper(1e9), format_upper(1.0)]
+
+
+def test_a_page_names_settings_in_words() -> None:
+    comparison = Comparison(("local.learning_rate", "algorithm.name", "server.learning_rate", "privacy.epsilon"), ())
+    header = readable_header(comparison, [*comparison.differs, "Runs"])
+    assert header == ["local learning rate", "algorithm", "server learning rate", "target epsilon", "Runs"]
