@@ -3,7 +3,7 @@
 import math
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from html import escape
@@ -13,7 +13,7 @@ from typing import Any
 
 from sightline.errors import InvalidInput
 
-WIDTH, HEIGHT = 320, 80
+WIDTH, HEIGHT, MARGIN = 320, 80, 56
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,11 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
     return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def svg_curve(title: str, values: Sequence[float | None]) -> str:
-    """Return a line over 1, 2, ... as an SVG from zero to its largest value; missing and infinite values are gaps."""
+def svg_curve(title: str, values: Sequence[float | None], show: Callable[[float], str] | None = None) -> str:
+    """Return a line over 1, 2, ... as an SVG from zero to its largest value; missing and infinite values are gaps.
+
+    With `show`, which writes a value, the axis has numbers and the caption the range and the last value.
+    """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return ""
@@ -303,8 +306,17 @@ def svg_curve(title: str, values: Sequence[float | None]) -> str:
         else:
             strokes[-1] += f"{WIDTH * index / last:.1f},{HEIGHT * (1 - value / top):.1f} "
     lines = "".join(f'<polyline points="{stroke.strip()}"/>' for stroke in strokes if stroke)
-    drawing = f'<g fill="none" stroke="currentColor" stroke-width="1.5">{lines}</g>'
-    svg = f'<svg viewBox="-2 -2 {WIDTH + 4} {HEIGHT + 4}" width="{WIDTH}" role="img">{drawing}</svg>'
+    axis = ""
+    if show is not None:
+        ends = f"{show(min(known))} to {show(max(known))}, last {show(known[-1])}"
+        title = f"{title}: {ends}" + ("" if len(known) == len(values) else "; gaps have no finite value")
+        words = ((8, show(top)), (HEIGHT, show(0.0)))
+        axis = "".join(f'<text x="{WIDTH + 4}" y="{y}">{escape(text)}</text>' for y, text in words)
+        axis = f'<g font-size="10" fill="currentColor" opacity="0.8">{axis}</g>'
+        axis += f'<path d="M0 {HEIGHT}H{WIDTH}M0 0H{WIDTH}" stroke="currentColor" opacity="0.25"/>'
+    wide = WIDTH + 4 + (MARGIN if axis else 0)
+    drawing = axis + f'<g fill="none" stroke="currentColor" stroke-width="1.5">{lines}</g>'
+    svg = f'<svg viewBox="-2 -2 {wide} {HEIGHT + 4}" width="{wide - 4}" role="img">{drawing}</svg>'
     return f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>"
 
 

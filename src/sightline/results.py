@@ -29,7 +29,7 @@ from sightline.engine.evaluation import MetricFunction, OwnMetrics, read_metrics
 from sightline.engine.metadata import ModelShape
 from sightline.errors import invalid
 from sightline.formatting import metric_named
-from sightline.ledger import Ledger
+from sightline.ledger import Ledger, write_parties
 from sightline.mechanisms.convex_solver import unit_shard
 from sightline.mechanisms.registry import feature_norm
 from sightline.models import FlatModel, Module
@@ -270,10 +270,14 @@ class Run:
         """Return what a reader wants to know first: how far it is, how good, and what it promises."""
         spent = {kind: _number_or(value, math.inf) for kind, value in summary["observers"].items()}
         promise: list[tuple[str, object]] = [("privacy", "none")]
+        trusted = summary["trusted"]
         if summary["unit"] != "none":
             promise = [(f"epsilon against {kind}", shown.rounded_up(value)) for kind, value in spent.items()]
+            promise += (
+                [(f"epsilon against {write_parties(frozenset(trusted))}", "infinite: trusted")] if trusted else []
+            )
             promise += [("delta, unit", f"{summary['delta']}, {summary['unit']}")]
-            promise += [("trusted", ", ".join(summary["trusted"]) or "none")]
+            promise += [("trusted", ", ".join(trusted) or "none")]
         return [
             ("status", summary["status"]),
             ("rounds", summary["rounds_done"]),
@@ -290,8 +294,10 @@ class Run:
     def _repr_html_(self) -> str:
         done, summary = report.RunView.read(self.directory), self.summary
         facts = self._fact_rows(summary)
-        drawn = shown.svg_curve(f"test {done.metric.title} over the rounds", done.series(done.metric.test_key))
-        drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done))
+        drawn = shown.svg_curve(
+            f"test {done.metric.title} over the rounds", done.series(done.metric.test_key), done.metric.format_value
+        )
+        drawn += shown.svg_curve("worst epsilon over the rounds", worst_epsilons(done), shown.rounded_up)
         link = f'<p><a href="{quote(self.report.as_posix())}">report</a></p>'
         return shown.html_table(str(self.directory), ("", ""), facts) + drawn + link
 

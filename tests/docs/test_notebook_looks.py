@@ -10,7 +10,7 @@ import pytest
 import sightline
 from sightline import accounting
 from sightline import formatting as shown
-from sightline.events import Adjacency, Clear, Gaussian, Poisson, Unit
+from sightline.events import Adjacency, Clear, Gaussian, Poisson, Product, Unit
 from sightline.ledger import Ledger, Release
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +38,36 @@ def test_a_run_links_its_report_and_shows_its_numbers(tmp_path):
     assert "<b>" not in text
     assert parsed(text).find(".//a").get("href").endswith("report.html")
     assert len(list(parsed(text).iter("polyline"))) == 2
+    assert {"epsilon against server", "infinite: trusted"} <= set(cells(text))
+    captions = [one.text for one in parsed(text).iter("figcaption")]
+    assert captions[1].endswith(f"last {shown.rounded_up(run.epsilon)}")
+
+
+def test_what_nodes_keep_and_send_is_one_row_each():
+    names = [f"client-{n}" for n in range(4)]
+    common = {"unit": Unit.CLIENT, "adjacency": Adjacency.ADD_REMOVE, "time": 1}
+    made = []
+    for n, name in enumerate(names):
+        own = frozenset({name})
+        made.append(Release(source=name, subjects=own, audience=own, event=Gaussian(1.0), what="model", **common))
+        near = frozenset({name, names[n - 1]})
+        made.append(
+            Release(
+                source=name,
+                subjects=frozenset(),
+                audience=near,
+                event=Product(()),
+                inputs=(2 * n,),
+                what="mean",
+                **common,
+            )
+        )
+    rows = [line.split("  ") for line in str(Ledger(made)).splitlines()[2:]]
+    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[:4] for row in rows] == [
+        ["model", "client-0..3", "client-0..3", "itself only"],
+        ["mean", "client-0..3", "subjects of its inputs", "itself and 1 other"],
+    ]
 
 
 def test_a_ledger_counts_its_releases_and_escapes_its_words():

@@ -138,3 +138,15 @@ def test_a_constant_line_has_room(constant: float) -> None:
     low, high = axis_domain([constant] * 4, floor=0.0, ceiling=1.0)
     assert low <= constant <= high
     assert low < high
+
+
+def test_bars_at_one_value_stand_beside_each_other() -> None:
+    axis = Axis("x", tick=str, value=str)
+    lines = [ChartLine(name, [y, y], margin=[0.1, 0.1], marks=True) for name, y in (("a", 0.4), ("b", 0.5), ("c", 0.6))]
+    chart = line_chart("bars", "Bars", [1.0, 2.0], lines, x_axis=axis, y_axis=SHARE)
+    assert chart is not None
+    assert len({line.bars[0][0] for line in chart.lines}) == 3
+    assert chart.lines[1].bars[0][0] == 0
+    alone = line_chart("bars", "Bars", [1.0, 2.0], lines[:1], x_axis=axis, y_axis=SHARE)
+    assert alone is not None
+    assert alone.lines[0].bars[0][0] == 0

@@ -81,7 +81,9 @@ def test_the_officers_record_can_be_verified_by_its_own_commands(
         ("other clients", False), ("public", False), ("server", True),
     ]  # fmt: skip
     assert record["lines_of_sight"][2]["epsilon"] is None
-    assert record["trusted"][0]["receives"] == ["clipped updates of client-0..23, from clients, in rounds 1–3"]
+    assert record["trusted"][0]["receives"] == [
+        "from clients in rounds 1–3: clipped updates, computed from the data of client-0..23"
+    ]
     assert "must add the noise that this page states" in record["trusted"][0]["duties"]
     assert "noise follows from the seed" in record["warnings"][0]
     stated = [row["epsilon"] for row in record["lines_of_sight"] if not row["trusted"]]

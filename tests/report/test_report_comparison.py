@@ -19,13 +19,16 @@ from sightline.apps.cli.report import format_table
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import (
     TUNING,
+    Comparison,
     Spread,
+    align_epsilons,
     compare_runs,
     comparison_notes,
     comparison_table,
     csv_table,
     latex_table,
     plain_comparison,
+    readable_header,
 )
 from sightline.apps.report.comparison_figure import (
     AGAINST,
@@ -40,6 +43,7 @@ from sightline.apps.report.comparison_figure import (
     swept_lines,
 )
 from sightline.engine import RunRecord
+from sightline.formatting import format_upper
 
 ACCURACY = quantity_of("test_accuracy")
 BY = {against.name: against for against in AGAINST}
@@ -296,7 +300,7 @@ def test_tables_for_a_paper_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         assert float(row["purity"]) == pytest.approx(0.5)  # of the clusters, not the row's own number
     latex = latex_table(comparison, ["test_accuracy", "purity", "epsilon"]).splitlines()
     assert latex[0] == r"\begin{tabular}{lrrrr}"
-    assert latex[2] == r"privacy.epsilon & Runs & Test accuracy & Purity & $\varepsilon$ \\"
+    assert latex[2] == r"target epsilon & Runs & Test accuracy & Purity & $\varepsilon$ \\"
     assert latex[4].startswith(r"1 & 3 & 51.0 $\pm$ 1.0\,\% & 50.0 $\pm$ 25.0\,\% & ")
 
 
@@ -374,3 +378,16 @@ def test_runs_ledgers_and_comparisons_print_as_tables(folder: Path) -> None:
     assert str(run.ledger).splitlines()[0].startswith(f"{len(run.ledger)} releases, unit client")
     assert len(str(run.ledger).splitlines()) == 4  # what is handed over, and the noisy mean
     assert str(sightline.compare(folder)).splitlines()[0].split()[:3] == ["rounds", "algorithm.name", "Runs"]
+
+
+def test_epsilons_of_one_column_have_as_many_decimals_and_are_rounded_up() -> None:
+    values = [8.0, 12.3411, 0.01231, 0.0, math.inf, None]
+    texts = align_epsilons(values)
+    assert texts == ["8.000", "12.342", "0.013", "0", "∞", "–"]
+    assert align_epsilons([1e9, 1.0]) == [format_upper(1e9), format_upper(1.0)]
+
+
+def test_a_page_names_settings_in_words() -> None:
+    comparison = Comparison(("local.learning_rate", "algorithm.name", "server.learning_rate", "privacy.epsilon"), ())
+    header = readable_header(comparison, [*comparison.differs, "Runs"])
+    assert header == ["local learning rate", "algorithm", "server learning rate", "target epsilon", "Runs"]

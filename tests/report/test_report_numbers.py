@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import math
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,20 @@ def test_many_observers_that_learn_nothing_are_one_row(tmp_path: Path) -> None:
     public, silent = headline.sight_rows(run)
     assert (silent.observer, silent.text, silent.hits) == ("strangers 0 and 4 more", "0", headline.ALARMS)
     assert public.epsilon > 0
+
+
+def test_rows_with_equal_numbers_are_one_and_the_trusted_stay_apart() -> None:
+    def row(observer: str, subjects: str, epsilon: float, trusted: bool = False) -> headline.SightRow:
+        return headline.SightRow(observer, subjects, trusted, epsilon, (1.0, 1.0) if trusted else (0.3, 0.5))
+
+    rows = [
+        row("cloud", "client-0..9", 3.999),
+        row("edges", "the worst of client-0..9", 3.9995),
+        row("far", "client-0..9", 2.0),
+        row("lost", "client-0..9", math.inf),
+        row("edge-0", "client-0..9", math.inf, trusted=True),
+    ]
+    merged = headline.merge_alike(rows)
+    assert [one.observer for one in merged] == ["cloud, edges", "far", "lost", "edge-0"]
+    assert (merged[0].epsilon, merged[0].subjects) == (3.9995, "the worst of client-0..9")
+    assert [one.trusted for one in merged] == [False, False, False, True]

@@ -346,5 +346,5 @@ def test_a_worst_client_is_told_with_its_examples_and_with_what_most_reach(tmp_p
     record.add_round(3, metrics(3, 3, {"public": 1.0}) | few)
     record.close()
     page = write_report(directory).read_text()
-    assert "10th percentile 75.0\u00a0%, worst 0.0\u00a0% (of 3 examples)" in page
+    assert "10th percentile 75.0\u00a0%, worst 0.0\u00a0% (a client with 3 test examples)" in page
     assert "10th percentile <b>75.0 %</b>" in page

@@ -113,7 +113,7 @@ def test_many_different_subjects_are_told_as_the_worst(tmp_path: Path) -> None:
 
 def test_a_heading_counts_those_it_stands_for_and_does_not_list_them() -> None:
     many = Column("devices elsewhere", "client-0, client-20, client-40, client-60, client-80", False, 5)
-    assert (many.heading, many.note, many.names) == ("devices elsewhere", "the worst of 5", many.name)
+    assert (many.heading, many.note, many.names) == ("devices elsewhere", "the worst of 5 different views", many.name)
     trusted = Column("trusted", "edge-1..2, edge-4..6", True, 5)
     assert (trusted.heading, trusted.note) == ("trusted", "5 of them")
     assert (Column("trusted", "server", True).heading, Column("public", "public", False).note) == (

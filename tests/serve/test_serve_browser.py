@@ -16,6 +16,7 @@ from serve_asking import at_work
 import sightline
 from sightline import accounting
 from sightline.apps.report import RunView
+from sightline.apps.report.comparison import align_epsilons
 from sightline.apps.serve import Server
 from sightline.engine import RunRecord
 from sightline.formatting import format_count, format_percent, format_upper
@@ -133,10 +134,10 @@ def test_two_runs_are_chosen_by_keyboard_and_compared(seen: dict[str, Any], fold
     assert len(seen["chosen"]) == 2
     assert seen["counted"] == "2 chosen"
     assert [row[0] for row in seen["comparison"]] == seen["chosen"]
-    for row in seen["comparison"]:
-        run = RunView.read(folder / row[0])
+    runs = [RunView.read(folder / row[0]) for row in seen["comparison"]]
+    for row, run, epsilon in zip(seen["comparison"], runs, align_epsilons([one.epsilon for one in runs]), strict=True):
         assert format_percent(run.last("test_accuracy")) in row
-        assert format_upper(run.epsilon) in row
+        assert epsilon in row
     assert {"chart-by-rounds", "chart-by-epsilon", "chart-by-time", "chart-by-traffic"} <= set(seen["charts"])
     longest = max((RunView.read(folder / name) for name in seen["chosen"]), key=lambda run: run.rounds_done)
     assert format_percent(longest.last("test_accuracy")) in seen["read"]

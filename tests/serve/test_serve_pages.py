@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from sightline.apps.cli.main import run_arguments
 from sightline.apps.report import RunView
 from sightline.apps.report.comparison import compare_runs
 from sightline.apps.report.comparison import plain_comparison as compared_plain
+from sightline.apps.serve.calculator import bar_scale
 from sightline.apps.serve.matrix import pair_classes
 from sightline.apps.serve.run_folder import LiveRuns
 from sightline.apps.serve.running import PAGE
@@ -642,3 +644,23 @@ def test_a_long_run_is_announced_before_it_is_read(tmp_path: Path, monkeypatch: 
     assert 'id="headline"' in whole
     assert "Reading and checking" not in whole
     assert 'id="headline"' in ask("/run?run=long").body.decode()
+
+
+def test_bars_are_logarithmic_and_have_an_axis() -> None:
+    scale = bar_scale([1.829, 2.102, 634.0, math.inf])
+    shares = [float(scale.share(value)) for value in (1.829, 2.102, 634.0, math.inf, 0.0, math.nan)]
+    assert shares[0] > 8
+    assert shares[:4] == sorted(set(shares[:4]))
+    assert shares[3:] == [100.0, 0.0, 0.0]
+    assert [tick["text"] for tick in scale.ticks] == ["1", "10", "100", "1000"]
+    assert float(bar_scale([1.0]).share(1.0)) > 0
+
+
+def test_the_officers_record_is_linked_and_downloaded(ask: Ask) -> None:
+    assert "/officer.html?run=quick" in ask("/run?run=quick").body.decode()
+    answer = ask("/officer.html?run=quick")
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="quick-record.html"'
+    page = answer.body.decode()
+    assert "Training examples" in page
+    assert "noise_multiplier" not in page
+    assert "e^epsilon" not in page

@@ -278,16 +278,20 @@ def overview_table(releases: Collection[Release]) -> Overview:
     """Return title, header and rows: what was released, by and about whom, seen by whom, by which event, how often."""
     kinds: dict[tuple[object, ...], list[Release]] = {}
     for release in releases:
-        # What every client releases about itself is one kind.
-        own = release.subjects == {release.source}
-        concerned = () if own else (release.source, release.subjects)
-        kinds.setdefault((release.what, release.event, release.audience, concerned), []).append(release)
+        # What every client releases about itself, or makes of what its neighbours sent, is one kind.
+        own = release.subjects <= {release.source}
+        audience = _own_audience(release) if own else ""
+        concerned = () if own and (audience or release.subjects) else (release.source, release.subjects)
+        key = (release.what, release.event, audience or release.audience, concerned, bool(release.subjects))
+        kinds.setdefault(key, []).append(release)
     rows: list[tuple[object, ...]] = [
         (
             alike[0].what,
             write_parties(frozenset(release.source for release in alike)),
-            write_parties(frozenset[str]().union(*{release.subjects for release in alike})) or "nobody",
-            write_parties(alike[0].audience) or "nobody",
+            _subject_words(alike),
+            _own_audience(alike[0])
+            if len({release.audience for release in alike}) > 1
+            else write_parties(alike[0].audience) or "nobody",
             describe_event(alike[0].event),
             len(alike),
             _time_span([release.time for release in alike]),
@@ -299,6 +303,21 @@ def overview_table(releases: Collection[Release]) -> Overview:
     promise = f", unit {first.unit}, adjacency {first.adjacency}" if first else ""
     header = ("what", "from", "about", "seen by", "event", "times", "rounds")
     return f"{len(releases):,} releases{promise}{left}", header, rows[:ROWS]
+
+
+def _own_audience(release: Release) -> str:
+    """Return the audience in words if it is the source itself, alone or with others of its kind; otherwise ""."""
+    source, kind = release.source, release.source.rpartition("-")[0]
+    others = release.audience - {source}
+    if source not in release.audience or not kind or any(name.rpartition("-")[0] != kind for name in others):
+        return ""
+    return f"itself and {shown.format_plural(len(others), 'other')}" if others else "itself only"
+
+
+def _subject_words(alike: list[Release]) -> str:
+    """Return whose data the releases depend on; the cost of post-processing is that of the releases it is made of."""
+    names = write_parties(frozenset[str]().union(*{release.subjects for release in alike}))
+    return names or ("subjects of its inputs" if alike[0].inputs else "nobody")
 
 
 def describe_event(event: Event) -> str:

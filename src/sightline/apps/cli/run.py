@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from sightline.apps.cli.main import set_option
 from sightline.errors import invalid, printable
-from sightline.formatting import METRICS, merge_silent, metric_named
+from sightline.formatting import METRICS, format_plural, merge_silent, metric_named
 
 RUN_EXAMPLES = """
 \b
@@ -268,7 +268,8 @@ def _clients_words(summary: dict[str, Any]) -> str:
     if decile is not None:
         words.append(f"{metric.decile_title} {metric.format_value(decile)}")
     # A worst client with three examples says little, so the number of examples is shown beside it.
-    of = f" (of {summary['client_worst_examples']:.0f})" if summary["client_worst_examples"] else ""
+    examples = summary["client_worst_examples"]
+    of = f" (a client with {format_plural(int(examples), 'test example')})" if examples else ""
     return ", ".join([*words, f"worst {metric.format_value(worst)}{of}"])
 
 

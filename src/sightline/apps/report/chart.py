@@ -10,6 +10,9 @@ Values = Sequence[float | None]
 
 TINY = 1e-9
 
+BESIDE = 14.0
+"""Distance of bars at one value, in thousandths of the plot."""
+
 NOTHING = 1e-200
 """Differences below this count as zero."""
 
@@ -204,6 +207,8 @@ def line_chart(
     xs, thin = _take_places(x, lines, there if joined else places)
     # Positions are in thousandths of the plot: the SVG stretches to any width while text keeps its size.
     across, up = _horizontal_axis(xs, x_axis), _vertical_axis(thin, y_axis, mark)
+    # Bars at one value stand beside each other.
+    beside = BESIDE if sum(line.marks and bool(_margin_edges(line)) for line in thin) > 1 else 0.0
     return Chart(
         id=id,
         title=title,
@@ -213,7 +218,10 @@ def line_chart(
         y_label=y_axis.label,
         x_ticks=tuple(ticks_on(across, x_axis)),
         y_ticks=tuple(ticks_on(up, y_axis)),
-        lines=tuple(_draw_line(line, xs, across, up, y_axis, index, joined) for index, line in enumerate(thin, 1)),
+        lines=tuple(
+            _draw_line(line, xs, across, up, y_axis, 1 + n, joined, beside * (n - (len(thin) - 1) / 2))
+            for n, line in enumerate(thin)
+        ),
         mark=Tick(up.at(mark[0]), mark[1]) if mark else None,
         note=note,
         reading=_reading_points(xs, thin, across, up, x_axis, y_axis),
@@ -280,11 +288,12 @@ def _draw_line(
     axis: Axis,
     colour: int,
     joined: bool = False,
+    aside: float = 0.0,
 ) -> Drawn:
     strokes: list[list[tuple[float, float]]] = [[]]
     for x, value in zip(xs, line.values, strict=True):
         if value is not None:
-            strokes[-1].append((across.at(x), up.at(value)))
+            strokes[-1].append((across.at(x) + aside, up.at(value)))
         if (value is None and not joined) or not line.linked:
             strokes.append([])
     strokes = [stroke for stroke in strokes if stroke]
@@ -293,7 +302,7 @@ def _draw_line(
     # A single point between two gaps has no stroke and would be invisible without a dot.
     marked = [point for stroke in strokes for point in stroke] if line.marks else []
     dots = tuple(dict.fromkeys([*alone, *marked, strokes[-1][-1]]))
-    edges = [(across.at(xs[index]), up.at(low), up.at(high)) for index, low, high in _margin_edges(line)]
+    edges = [(across.at(xs[index]) + aside, up.at(low), up.at(high)) for index, low, high in _margin_edges(line)]
     band, bars = ("", tuple(edges)) if line.marks else (_margin_outline(edges), ())
     return Drawn(line.name, 1 + (colour - 1) % 6, path, dots, line.final or _last_label(line, axis), band, bars)
 

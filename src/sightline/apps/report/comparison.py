@@ -9,6 +9,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Decimal
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -362,8 +363,10 @@ def mean_and_spread(spread: Spread, show: Callable[[float], str]) -> str:
     '8.00 MB ± 0'
     """
     mean = show(spread.mean)
-    if not spread.deviation:
-        return mean if spread.deviation is None else f"{mean} ± 0"
+    if spread.deviation is None:
+        return mean
+    if not spread.deviation and not mean.endswith("%"):
+        return f"{mean} ± 0"
     deviation = show(spread.deviation)
     value, _, unit = mean.partition(" ")
     room, _, same = deviation.partition(" ")
@@ -379,7 +382,49 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = ()) -> tup
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
     header = [*settings, *(COLUMNS[name][0] for name in there)]
-    return header, [_table_row(group, () if named else comparison.differs, there) for group in comparison.groups]
+    rows = [_table_row(group, () if named else comparison.differs, there) for group in comparison.groups]
+    if "epsilon" in there:
+        place = len(settings) + there.index("epsilon")
+        spreads = [group.measures["epsilon"] for group in comparison.groups]
+        known = [None if spread is None else spread.greatest for spread in spreads]
+        for row, text in zip(rows, align_epsilons(known), strict=True):
+            row[place] = text
+    return header, rows
+
+
+def align_epsilons(values: Sequence[float | None]) -> list[str]:
+    """Return upper bounds as texts with the same number of decimals, rounded up; a dash for None.
+
+    >>> align_epsilons([8.0, 12.341, 0.0123, math.inf, None]), align_epsilons([7.9932, 389.2])
+    (['8.000', '12.341', '0.013', '∞', '–'], ['8.00', '389.20'])
+    """
+    least = min((value for value in values if value), default=1.0)
+    # Very large or small bounds are written with an exponent, each by itself.
+    if not 1e-4 < least <= max((one for one in values if one and math.isfinite(one)), default=1.0) < 1e6:
+        return [NONE if value is None else format_upper(value) for value in values]
+    quantum = Decimal(10) ** -max(2, 1 - math.floor(math.log10(least)))
+    exact = [Decimal(repr(float(value))) if value and math.isfinite(value) else None for value in values]
+    texts = [f"{one.quantize(quantum, rounding=ROUND_CEILING):,}" if one else "" for one in exact]
+    return [text or (NONE if value is None else format_upper(value)) for value, text in zip(values, texts, strict=True)]
+
+
+def setting_title(key: str) -> str:
+    """Return a setting without its section, in words.
+
+    >>> setting_title("local.learning_rate"), setting_title("algorithm.name"), setting_title("privacy.epsilon")
+    ('learning rate', 'algorithm', 'epsilon')
+    """
+    *section, last = key.split(".")
+    kind = last in ("name", "kind", "scheme", "source", "model")
+    return (section[-1] if kind and section else last).replace("_", " ")
+
+
+def readable_header(comparison: Comparison, header: Sequence[str]) -> list[str]:
+    """Return the header of a table with the settings in words; those of equal words keep their section."""
+    titles = {key: "target epsilon" if key == "privacy.epsilon" else setting_title(key) for key in comparison.differs}
+    times = Counter(titles.values())
+    titles = {key: title if times[title] == 1 else re.sub("[._]", " ", key) for key, title in titles.items()}
+    return [titles.get(name, name) for name in header]
 
 
 def check_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -413,7 +458,8 @@ def latex_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     """Return the table for LaTeX (package booktabs)."""
     header, rows = comparison_table(comparison, columns)
     left = len(header) - len(shown_measures(comparison, columns)) - 1
-    lines = [" & ".join(map(latex_text, row)) + r" \\" for row in (header, *rows)]
+    titles = readable_header(comparison, header)
+    lines = [" & ".join(map(latex_text, row)) + r" \\" for row in (titles, *rows)]
     return "\n".join(
         [
             rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(header) - left)}}}",
@@ -450,6 +496,7 @@ def latex_text(text: str) -> str:
 
 def csv_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     """Return the table as CSV with full numbers: the mean of every measure and `NAME_std`; the largest epsilon."""
+    # The keys of the settings and measures stay as they are: scripts read them.
     rows = [_csv_row(group, shown_measures(comparison, columns)) for group in comparison.groups]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

@@ -18,7 +18,9 @@ from sightline.apps.report.comparison import (
     comparison_notes,
     comparison_table,
     measure_round,
+    readable_header,
     say_setting,
+    setting_title,
     setting_words,
 )
 from sightline.apps.report.curves import ROUNDS, SPENT, metric_axis, worst_epsilons
@@ -145,9 +147,7 @@ class SweptAxis:
     @property
     def title(self) -> str:
         """Return the setting without its section, in words."""
-        *section, last = self.key.split(".")
-        kind = last in ("name", "kind", "scheme", "source", "model")
-        return (section[-1] if kind and section else last).replace("_", " ")
+        return setting_title(self.key)
 
     @property
     def axis(self) -> Axis:
@@ -348,7 +348,7 @@ def comparison_content(comparison: Comparison, choice: FigureChoice = BY_DEFAULT
     header, rows = comparison_table(comparison)
     several = any(len(group.runs) > 1 for group in comparison.groups)
     return {
-        "header": header,
+        "header": readable_header(comparison, header),
         "rows": rows,
         "charts": comparison_charts(comparison, choice),
         "notes": comparison_notes(comparison),
@@ -477,12 +477,34 @@ def _draw_swept(axes: "Axes", *, swept: SweptAxis, lines: SweptLines, quantity: 
         axes.legend(frameon=False)
 
 
+def line_looks(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return for each group the number of its colour and of its stroke and marker.
+
+    A line of the swept panel and the groups on it share a colour; the stroke then tells the swept value.
+    """
+    swept, groups = swept_axis(comparison), comparison.groups
+    if swept is None:
+        return [(number, number) for number in range(len(groups))]
+    others = [setting_words({k: v for k, v in one.settings.items() if k != swept.key}) for one in groups]
+    labels, values = list(dict.fromkeys(others)), [say_setting(one.settings[swept.key]) for one in groups]
+    shapes = list(map(list(swept.at).index, values))
+    return [(labels.index(label) if labels[1:] else shape, shape) for label, shape in zip(others, shapes, strict=True)]
+
+
 def _draw_panel(axes: "Axes", *, comparison: Comparison, against: Against, quantity: Quantity) -> None:
     scale = 100 if quantity.metric.percent else 1
-    for number, group in enumerate(comparison.groups):
-        one, colour = group_course(group, against, quantity), COLOURS[number % len(COLOURS)]
-        stroke = LINES[number // len(COLOURS) % len(LINES)]
-        axes.plot(one.x, [scale * mean for mean in one.mean], color=colour, linestyle=stroke, label=group.label)
+    for group, (hue, shape) in zip(comparison.groups, line_looks(comparison), strict=True):
+        one, colour = group_course(group, against, quantity), COLOURS[hue % len(COLOURS)]
+        axes.plot(
+            one.x,
+            [scale * mean for mean in one.mean],
+            color=colour,
+            linestyle=LINES[shape % len(LINES)],
+            marker=MARKERS[shape % len(MARKERS)],
+            markersize=4,
+            markevery=max(1, len(one.x) // 6),
+            label=group.label,
+        )
         edges = [(x, m, d) for x, m, d in zip(one.x, one.mean, one.deviation, strict=True) if d is not None]
         if edges:
             x, low, high = zip(*((x, scale * (m - d), scale * (m + d)) for x, m, d in edges), strict=True)

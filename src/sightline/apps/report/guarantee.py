@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,9 @@ EMPTY = 0.95
 """Power above which a bound is not worth a number."""
 HARDLY, LIMITED = 0.15, 0.5
 """Powers up to which an observer "can hardly tell" and "gets limited evidence"; a blind guess has `FALSE_ALARMS`."""
+WORST = "the worst of "
+POOLED = ("digits", "synthetic", "sentiment140_users", "airline_tweets")
+"""Built-in sources whose common test set is the clients' test shards."""
 FEW = 3
 """A sentence that would name more powers or observers than this is cut: largest and least, or the first."""
 LARGEST_FACTOR = 14.0
@@ -47,7 +50,7 @@ def headline_content(run: RunView) -> Content:
         "about": about_run(run),
         "figures": headline_figures(run),
         "promise": promise_words(run),
-        "sight": sight_rows(run),
+        "sight": merge_alike(sight_rows(run)),
         "terms": sight_terms(run),
         "who": run.who,
         "limits": limit_words(run),
@@ -107,7 +110,8 @@ def metrics_note(run: RunView) -> str:
     if run.metric.name != "loss":
         others.append((METRICS["loss"], run.last("test_loss")))
     words = [f"{metric.title} {format_metric(metric, value)}" for metric, value in others if value is not None]
-    return ", ".join(["on the common test set", *words] if run.last(run.metric.test_key) is not None else words)
+    where = "on all clients' test examples" if run.fact("source") in POOLED else "on the common test set"
+    return ", ".join([where, *words] if run.last(run.metric.test_key) is not None else words)
 
 
 def clients_note(run: RunView) -> str:
@@ -117,7 +121,7 @@ def clients_note(run: RunView) -> str:
     examples = run.last("client_worst_examples")
     if worst is None:
         return ""
-    of = f" (of {format_plural(int(examples), 'example')})" if examples else ""
+    of = f" (a client with {format_plural(int(examples), 'test example')})" if examples else ""
     decile = f"{metric.decile_title} {format_metric(metric, most)}, " if most is not None else ""
     return f"own test sets: {decile}worst {format_metric(metric, worst)}{of}"
 
@@ -284,7 +288,6 @@ class SightRow:
     """What one kind of observer can learn of the least protected subject."""
 
     observer: str
-    note: str
     subjects: str
     trusted: bool
     epsilon: float
@@ -324,23 +327,34 @@ def sight_rows(run: RunView) -> list[SightRow]:
     names = write_parties(everyone)
     # Many kinds that learn nothing are one row, so that the first screen holds the others.
     rows = [
-        _sight_row(run, kind, names) if kind in run.spent else SightRow(kind, "", names, False, 0.0, ALARMS)
+        _sight_row(run, kind, names) if kind in run.spent else SightRow(kind, names, False, 0.0, ALARMS)
         for kind in merge_silent(run.spent)
     ]
     if run.trusted:
         whole = (1.0,) * len(ALARMS)
-        rows.append(SightRow(write_parties(frozenset(run.trusted)), "", names, True, math.inf, whole))
+        rows.append(SightRow(write_parties(frozenset(run.trusted)), names, True, math.inf, whole))
     return rows
 
 
+def merge_alike(rows: Sequence[SightRow]) -> list[SightRow]:
+    """Return the rows with those of equal numbers merged; each number and name is the one that bounds the others."""
+    alike = defaultdict[tuple[Any, ...], list[SightRow]](list)
+    for row in rows:
+        alike[row.remark, row.text, *(meter["text"] for meter in row.meters)].append(row)
+    merged = []
+    for some in alike.values():
+        worst = next((row.subjects for row in some if row.subjects.startswith(WORST)), some[0].subjects)
+        hits = tuple(map(max, zip(*(row.hits for row in some), strict=True)))
+        names, epsilon = ", ".join(row.observer for row in some), max(row.epsilon for row in some)
+        merged.append(replace(some[0], observer=names, subjects=worst, epsilon=epsilon, hits=hits))
+    return merged
+
+
 def _sight_row(run: RunView, kind: str, names: str) -> SightRow:
-    observers = sorted({line.observer for line in run.lines.get(kind, ())} or {run.observers.get(kind, kind)})
-    note = "" if observers == [kind] else f"for example {observers[0]}" if len(observers) == 1 else ""
-    note = note or (f"the worst of {format_count(len(observers))}" if len(observers) > 1 else "")
     alike = len(run.compositions_seen_by(kind)) < 2
     whole = math.isinf(run.spent[kind])
     hits = tuple(1.0 if whole else most_hits(run, kind, alarms) for alarms in ALARMS)
-    return SightRow(kind, note, names if alike else f"the worst of {names}", False, run.spent[kind], hits)
+    return SightRow(kind, names if alike else WORST + names, False, run.spent[kind], hits)
 
 
 def sight_terms(run: RunView) -> str:

@@ -15,7 +15,7 @@ from sightline.ledger import View, write_parties
 from sightline.topology import Line
 
 SHADES = 24
-"""Shades between zero and the largest epsilon; a value takes the next darker one."""
+"""Shades between zero and the largest epsilon; a value takes the next stronger one."""
 TICKS = 24
 """Limit of names along a side."""
 LENGTH = 16
@@ -23,8 +23,10 @@ LENGTH = 16
 
 LINES = 40
 """Up to this many rows and columns are ruled."""
-NUMBERED = 12
+NUMBERED = 24
 """Up to this many rows and columns have a number in every cell."""
+SMALLEST, LARGEST, WIDTH = 36, 48, 864
+"""Least and greatest side of a cell with a number, and the width of a page that columns share, in pixels."""
 
 Values = Sequence[Sequence[float | None]]
 
@@ -47,6 +49,7 @@ def draw_heat(values: Values, rows: Sequence[str], columns: Sequence[str], silen
         "down": len(rows),
         "shades": shade_paths(values, top),
         "lines": grid_lines(len(rows), len(columns)) if max(len(rows), len(columns)) <= LINES else "",
+        "size": min(LARGEST, max(SMALLEST, WIDTH // max(1, len(columns)))),
         "numbers": cell_numbers(values) if max(len(rows), len(columns)) <= NUMBERED else [],
         "itself": None in number,
         "row_ticks": name_ticks(rows),
@@ -107,7 +110,7 @@ def _cell_kind(value: float | None, top: float) -> tuple[str, str] | None:
         return "self", "1"
     if math.isinf(value):
         return "clear", "1"
-    # Rounded up to the darker shade, so that no cell looks better than it is.
+    # Rounded up to the stronger shade, so that no cell looks better than it is.
     return ("", f"{math.ceil(SHADES * value / top) / SHADES:.3f}") if value and top else None
 
 
@@ -163,7 +166,7 @@ class Column:
             return (
                 f"{format_count(self.standing_for)} of them"
                 if self.trusted
-                else f"the worst of {format_count(self.standing_for)}"
+                else f"the worst of {format_count(self.standing_for)} different views"
             )
         return "trusted" if self.trusted else "untrusted" if self.name == self.kind else f"for example {self.name}"
 

@@ -10,6 +10,7 @@ from sightline.apps.report.guarantee import (
     SightRow,
     about_run,
     limit_words,
+    merge_alike,
     observer_question,
     promise_words,
     sight_rows,
@@ -20,31 +21,54 @@ from sightline.apps.report.guarantee import (
 from sightline.apps.report.ledger_rows import LedgerRow, tell_ledger
 from sightline.apps.report.page import render_page
 from sightline.apps.report.run_view import Content, Frame, RunView
-from sightline.apps.report.sections import machine_facts, privacy_facts, shown_facts, training_facts
+from sightline.apps.report.sections import clients_figures, machine_facts, privacy_facts, shown_facts, training_facts
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import invalid
 from sightline.events import Unit
-from sightline.formatting import format_plural, write_whole
+from sightline.formatting import format_count, format_plural, write_whole
 
 OFFICER = "officer.html"
 
 PARAMETERS = {
-    "unit": "whom the promise protects: one client with all its data, or one example (a sample)",
-    "adjacency": "which two worlds are compared: with and without one of them, or with another in its place",
-    "where": "who adds the noise",
-    "clip_norm": "the most that one of them can move a model in one step",
-    "noise_multiplier": "the noise, in units of that limit; more noise protects more",
-    "noise_std": "the standard deviation of the noise",
-    "target_epsilon": "the epsilon that the noise was chosen for",
-    "delta": "the chance that the promise of epsilon does not hold",
-    "accountant": "how many releases are added up",
-    "noise": "where the random numbers come from",
+    "unit": ("What is protected", "whom the promise is made to"),
+    "adjacency": ("Worlds compared", "what an observer must tell apart"),
+    "where": ("Noise is added", "the party that adds the noise sees the values without it"),
+    "clip_norm": ("Limit of an update", "the most that one of them can move a model in one step (clip norm)"),
+    "noise_multiplier": ("Noise, in limits", "the noise as a multiple of that limit; more noise protects more"),
+    "noise_std": ("Noise", "the standard deviation of the noise"),
+    "target_epsilon": ("Epsilon aimed at", "the epsilon that the noise was chosen for"),
+    "delta": ("Delta", "the chance that the promise of epsilon does not hold"),
+    "accountant": ("Adding up", "the method by which the cost of all releases is added up"),
+    "noise": ("Random numbers", "where the noise comes from"),
 }
-"""What each privacy parameter means, in lay words."""
+"""Name and meaning of each privacy parameter, in lay words."""
+
+VALUES = {
+    ("unit", "client"): "one client with all its data",
+    ("unit", "sample"): "one example (a record)",
+    ("adjacency", "add_remove"): "with and without one",
+    ("adjacency", "replace"): "one exchanged for any other",
+    **{("where", name): f"by the {name}s" for name in ("client", "edge")} | {("where", "server"): "by the server"},
+    ("accountant", "pld"): "privacy loss distributions",
+    ("accountant", "rdp"): "Rényi differential privacy",
+}
+"""Values of parameters in lay words."""
+
+FACTS = {
+    "parameters": "numbers in the model",
+    "MKL_CBWR": "setting of the arithmetic library",
+    "sampling.clients": "clients taking part",
+    "sampling.samples": "examples used in a step",
+    "paths of local training": "",
+}
+"""Names of facts in lay words; "" leaves a fact out."""
+
+FACTOR = ("a factor of e^epsilon, plus delta", "the factor in section 1, plus delta")
+"""The formula in the sentences of a guarantee, and the words in its place."""
 
 GLOSSARY = {
-    "epsilon": "The most that an observer can learn of one client or example. An outcome is at most e^epsilon times as "
-    "likely with it as without it. 0 is nothing; small is strong; ∞ is no limit.",
+    "epsilon": "The most that an observer can learn of one client or example. At epsilon 1 an outcome is at most "
+    "2.72 times as likely with it as without it, at epsilon 2 at most 7.39 times. 0 is nothing; ∞ is no limit.",
     "delta": "A small probability with which the limit of epsilon may be exceeded.",
     "client, example": "A client is a participant, such as a hospital or a phone, with all its data. An example is one "
     "record of its data. The promise is made to one of the two; this page says to which.",
@@ -71,20 +95,36 @@ def officer_content(run: RunView) -> Content:
         "warnings": officer_warnings(run),
         "promise": promise_words(run),
         "lay": lay_words(run, rows) if run.unit is not Unit.NONE else [],
-        "guarantee": list(run.fact("guarantee", [])),
-        "sight": rows,
+        "guarantee": [words.replace(*FACTOR) for words in run.fact("guarantee", [])],
+        "sight": merge_alike(rows),
         "who": run.who,
         "terms": sight_terms(run),
         "trusted": [trust_words(run, name, releases) for name in run.trusted],
         "limits": [*limit_words(run), *map(str, run.fact("caveats", []))],
-        "parameters": [(name, value, PARAMETERS.get(name, "")) for name, value in shown_facts(privacy_facts(run))],
-        "training": shown_facts(training_facts(run)),
-        "machine": shown_facts(machine_facts(run)),
+        "size": size_facts(run),
+        "parameters": [
+            (name, VALUES.get((name, value), value), *PARAMETERS.get(name, (name, "")))
+            for name, value in shown_facts(privacy_facts(run))
+        ],
+        "training": plain_names(shown_facts(training_facts(run))),
+        "machine": plain_names(shown_facts(machine_facts(run))),
         "releases": format_plural(len(run.ledger), "release"),
         "head": run.head,
         "commands": verify_commands(run),
         "glossary": GLOSSARY,
     }
+
+
+def size_facts(run: RunView) -> list[tuple[str, str]]:
+    """Return how many clients, examples and rounds the run had."""
+    sizes, planned = [int(size) for size in run.fact("sizes", [])], run.fact("rounds_planned")
+    rounds = format_count(run.rounds_done) + (f" of {format_count(planned)} planned" if planned else "")
+    return [*clients_figures(run, sizes, 0)[: 2 if sizes else 1], ("Rounds", rounds)]
+
+
+def plain_names(facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the facts under lay names."""
+    return [(plain.replace("_", " "), value) for name, value in facts if (plain := FACTS.get(name, name))]
 
 
 def officer_warnings(run: RunView) -> list[str]:
@@ -128,7 +168,11 @@ def _lay_sentence(run: RunView, row: SightRow) -> str:
 def trust_words(run: RunView, name: str, rows: list[LedgerRow]) -> dict[str, Any]:
     """Return a trusted party, what it receives without noise, and whether it knows who was sampled."""
     received = [row for row in rows if row.clear and name in row.audience]
-    with_what = [f"{row.what or 'a value'} of {row.about}, from {row.source}, in rounds {row.when}" for row in received]
+    with_what = [
+        f"from {row.source} in rounds {row.when}: {row.what or 'a value'}, computed from the data of "
+        + ("the sender" if row.of_itself else row.about)
+        for row in received
+    ]
     sampling = any(name in row.coins_known_to for row in rows)
     adds_noise = any(row.source == name and not row.clear for row in rows)
     duties = ["must not disclose what it receives"]
@@ -172,7 +216,7 @@ def summarise_officer(run: RunView) -> dict[str, Any]:
             "epsilon": row.epsilon,
             "attack": {f"{alarms:g}": hits for alarms, hits in zip(ALARMS, row.hits, strict=True)},
         }
-        for row in content["sight"]
+        for row in sight_rows(run)
     ]
     plain: dict[str, Any] = replace_nonfinite(
         {
@@ -183,7 +227,8 @@ def summarise_officer(run: RunView) -> dict[str, Any]:
             "lines_of_sight": sight,
             "trusted": content["trusted"],
             "not_covered": content["limits"],
-            "parameters": {name: value for name, value, _ in content["parameters"]},
+            "parameters": dict(shown_facts(privacy_facts(run))),
+            "size": dict(content["size"]),
             "ledger": {"releases": len(run.ledger), "digest": run.head},
             "verify": [command for command, _ in content["commands"]],
             "glossary": GLOSSARY,
@@ -192,14 +237,17 @@ def summarise_officer(run: RunView) -> dict[str, Any]:
     return plain
 
 
+def render_officer(run: RunView) -> str:
+    """Return the page as text."""
+    parts = [(Frame("officer", "Record"), officer_content(run))]
+    return render_page(f"Privacy record of {run.name}", parts, version=run.fact("sightline_version", ""))
+
+
 def write_officer(run: RunView) -> Path:
     """Write `officer.html` into the run directory, atomically, and return its path."""
     path = run.directory / OFFICER
-    content = officer_content(run)
-    parts = [(Frame("officer", "Record"), content)]
-    page = render_page(f"Privacy record of {run.name}", parts, version=run.fact("sightline_version", ""))
     try:
-        write_whole(path, page)
+        write_whole(path, render_officer(run))
     except OSError as error:
         invalid("--officer", path, f"cannot be written ({error.strerror})", "make the run directory writable")
     return path

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -101,6 +102,7 @@ def template_environment(*packages: str) -> Environment:
         lstrip_blocks=True,
     )
     made.filters["parties"] = kept_whole
+    made.filters["unbroken"] = unbroken
     return made
 
 
@@ -113,6 +115,20 @@ def kept_whole(names: str) -> Markup:
     parts = names.split(", ")
     words = [f"{name}," for name in parts[:-1]] + parts[-1:]
     return Markup(" ").join(Markup('<span class="party">{}</span>').format(word) for word in words)
+
+
+def unbroken(words: str) -> str:
+    """Return words for a page: numbers stay beside their signs, and exponents are powers of ten.
+
+    >>> unbroken("at δ = 5e-05, 3.1e6 values") == "at δ\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}5·10⁻⁵, 3.1·10⁶ values"
+    True
+    """
+    powers = EXPONENT.sub(lambda found: f"{found[1]}·10{str(int(found[2])).translate(RAISED)}", words)
+    return powers.replace(" %", "\N{NO-BREAK SPACE}%").replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+
+
+EXPONENT = re.compile(r"\b(\d+(?:\.\d+)?)e([+-]?\d+)\b")
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def read_asset(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from sightline import accounting
 from sightline.accounting import SCHEMES, Accountant, Parameter, Scheme, SchemeFamily, schemes
 from sightline.accounting.schemes import Picture
 from sightline.apps.report.chart import Axis, Chart, ChartLine, line_chart
+from sightline.apps.report.guarantee import NEIGHBOURS
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import SightlineError, did_you_mean, invalid
-from sightline.events import with_known_coins
+from sightline.events import Adjacency, with_known_coins
 from sightline.formatting import format_short, format_upper
 
 
@@ -123,7 +124,7 @@ def calculator_page(site: PageServer, request: Request) -> Response:
     """Return the form and the numbers, or with `part=curve` the curve."""
     name, solve = chosen_scheme(request), solved_for(request)
     family = SCHEMES[name]
-    content: dict[str, Any] = {"numbers": None, "mistake": "", "note": None, "charts": [], "facts": []}
+    content: dict[str, Any] = {"numbers": None, "ticks": [], "mistake": "", "note": None, "charts": [], "facts": []}
     try:
         family, numbers, delta = read_question(request)
         if query_value(request, "part") == "curve":
@@ -134,6 +135,8 @@ def calculator_page(site: PageServer, request: Request) -> Response:
         else:
             content["numbers"] = epsilon_rows(family, numbers, delta)
             content["facts"] = list_facts(family, numbers, delta)
+        if content["numbers"]:
+            content["ticks"] = bar_scale(row[solve] for row in content["numbers"]).ticks
         content["note"] = family.note_delta(numbers, delta)
     except SightlineError as error:
         content["mistake"] = str(error)
@@ -226,6 +229,8 @@ def list_facts(family: SchemeFamily, numbers: Numbers, delta: float) -> list[tup
 
 def format_fact(name: str, value: Any) -> str:
     """Return a fact as text: bounds rounded up, other numbers rounded."""
+    if name == "adjacency":
+        return f"one {NEIGHBOURS[Adjacency(value)]}"
     if isinstance(value, float):
         return format_upper(value, digits=4) if name in UPPER_FACTS else format_short(value, 4)
     return ", ".join(format_fact(name, one) for one in value) if isinstance(value, list) else str(value)
@@ -235,19 +240,58 @@ UPPER_FACTS = ("noise_std", "sensitivity", "sensitivity_of_a_turn")
 """Facts that are upper bounds, or noise that is needed."""
 
 
+@dataclass(frozen=True)
+class BarScale:
+    """The logarithmic scale of the bars, in powers of ten: numbers that differ by hundreds have bars of use."""
+
+    low: int
+    high: int
+
+    def share(self, value: float) -> str:
+        """Return the length of a bar in percent: nothing for zero, all of it for infinity."""
+        if math.isnan(value) or value <= 0:
+            return "0"
+        if math.isinf(value):
+            return "100"
+        return f"{100 * (math.log10(value) - self.low) / (self.high - self.low):.1f}"
+
+    @property
+    def ticks(self) -> list[dict[str, str]]:
+        """Return place and text of round numbers: at most seven powers of ten, or also 2 and 5 of few."""
+        span = self.high - self.low
+        between = [2.0, 5.0] if span <= 2 else []
+        powers = range(self.low, self.high + 1, -(-span // 6))
+        values = [factor * 10.0**power for power in powers for factor in (1.0, *between)]
+        shown = [value for value in values if value <= 1.01 * 10.0**self.high]
+        return [{"at": self.share(value), "text": format_short(value)} for value in shown]
+
+
+def bar_scale(values: Iterable[float | None]) -> BarScale:
+    """Return the scale whose first power of ten is below every value and whose last is not."""
+    logs = [math.log10(value) for value in values if value and math.isfinite(value)] or [0.0]
+    low = math.floor(min(logs) - 0.02)
+    return BarScale(low, max(low + 1, math.ceil(max(logs))))
+
+
+def bar_rows(key: str, values: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Return name, value, text and bar of every number; None is not computed, NaN is without an observer."""
+    scale, rows = bar_scale(values.values()), []
+    for name, value in values.items():
+        words = "no observer" if value is not None and math.isnan(value) else format_upper(value, digits=4)
+        words, share = ("–", "0") if value is None else (words, scale.share(value))
+        rows.append({"name": name, key: value, "words": words, "share": share})
+    return rows
+
+
 def cached_epsilon(scheme: Scheme, accountant: Accountant, delta: float) -> float:
     """Return epsilon; the accountant caches its answers."""
     return scheme.epsilon(delta=delta, accountant=accountant)
 
 
 def epsilon_rows(family: SchemeFamily, numbers: Numbers, delta: float) -> list[dict[str, Any]]:
-    """Return name, epsilon, its text, and its length relative to the longest."""
+    """Return name, epsilon, its text, and the length of its bar."""
     epsilons = {name: cached_epsilon(*pair, delta) for name, pair in comparison_lines(family, numbers).items()}
-    top = max([value for value in epsilons.values() if math.isfinite(value)], default=1.0)
-    return [
-        {"name": name, "epsilon": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
-        for name, value in epsilons.items()
-    ]
+    return bar_rows("epsilon", epsilons)
 
 
 def least_noise(family: SchemeFamily, numbers: Numbers, line: str, delta: float) -> float:
@@ -280,13 +324,7 @@ def solve_noises(family: SchemeFamily, numbers: Numbers, delta: float) -> list[d
     for name in sorted(noises, key=lambda name: (name != "this scheme", name == "by RDP")):
         if name == "this scheme" or time.thread_time() - begun < PATIENCE:
             noises[name] = least_noise(family, numbers, name, delta)
-    top = max(value for value in noises.values() if value)
-    return [
-        {"name": name, "noise": value, "words": format_upper(value, digits=4), "share": _bar_share(value, top)}
-        if value
-        else {"name": name, "noise": None, "words": "–", "share": "0"}
-        for name, value in noises.items()
-    ]
+    return bar_rows("noise", noises)
 
 
 def drawn_charts(request: Request, family: SchemeFamily, numbers: Numbers, delta: float) -> list[Chart]:
@@ -304,12 +342,6 @@ def draw_picture(picture: Picture) -> Chart | None:
     y_axis = Axis(picture.y_label, tick=lambda y: format_short(y, 3), value=lambda y: format_short(y, 4))
     lines = [ChartLine(name, list(values)) for name, values in picture.lines.items()]
     return line_chart(picture.name, picture.title, picture.x, lines, x_axis=x_axis, y_axis=y_axis)
-
-
-def _bar_share(value: float, top: float) -> str:
-    if not math.isfinite(value):
-        return "100"
-    return f"{100 * value / top:.1f}" if top > 0 else "0"
 
 
 def epsilon_curve(family: SchemeFamily, numbers: Numbers, delta: float, against: str) -> Chart | None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from sightline import accounting
 from sightline.accounting.schemes import CLIP_NORM
 from sightline.apps.report.matrix import ITSELF, draw_heat
-from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, drawn_knob
+from sightline.apps.serve.calculator import DELTA, NOISE, RATE, Knob, bar_rows, bar_scale, drawn_knob
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, json_response
 from sightline.engine.record import replace_nonfinite
@@ -49,7 +49,7 @@ THREATS = {
 
 def groups_page(site: PageServer, request: Request) -> Response:
     """Return the form, the numbers and the map."""
-    content: dict[str, Any] = {"numbers": [], "mistake": "", "map": None, "about": "", "cut": ""}
+    content: dict[str, Any] = {"numbers": [], "ticks": [], "mistake": "", "map": None, "about": "", "cut": ""}
     try:
         content |= groups_result(read_groups(request))
     except SightlineError as error:
@@ -103,26 +103,14 @@ def groups_result(question: PairQuery) -> dict[str, Any]:
         "all workers in one group": together.largest,
     }
     return {
-        "numbers": groups_bars(rows),
+        "numbers": bar_rows("epsilon", rows),
+        "ticks": bar_scale(rows.values()).ticks,
         "about": f"{format_plural(answer.workers, 'worker')} in {format_plural(answer.groups, 'group')}, "
         f"{format_plural(len(answer.pairs), 'different membership')}; "
         f"at most {format_plural(answer.releases_max, 'release')} of one worker reach another",
         "map": pairs_map(answer),
         "cut": f"Memberships 1 to {MOST} of {format_count(len(answer.pairs))}." if len(answer.pairs) > MOST else "",
     }
-
-
-def groups_bars(epsilons: dict[str, float]) -> list[dict[str, str]]:
-    """Return name, text and length of every number; NaN means that there is no observer."""
-    top = max((value for value in epsilons.values() if math.isfinite(value)), default=0.0)
-    return [
-        {
-            "name": name,
-            "words": "no observer" if math.isnan(value) else format_upper(value, digits=4),
-            "share": f"{100 * value / top:.1f}" if math.isfinite(value) and top else "0",
-        }
-        for name, value in epsilons.items()
-    ]
 
 
 def pairs_map(answer: PairResult) -> dict[str, Any]:

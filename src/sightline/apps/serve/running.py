@@ -1,5 +1,7 @@
 """The pages of a run (its report, drawn again as the run goes on, and its ledger) and the comparison of runs."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +13,7 @@ from sightline.apps.report.comparison import Comparison, each_by_itself, group_r
 from sightline.apps.report.comparison import plain_comparison as plain_of
 from sightline.apps.report.comparison_figure import comparison_content
 from sightline.apps.report.ledger_rows import explain_event, holds_clear
+from sightline.apps.report.officer import render_officer
 from sightline.apps.report.page import section_contents
 from sightline.apps.serve.guard import query_value
 from sightline.apps.serve.pages import PageServer, html_response, json_response, run_row
@@ -179,17 +182,21 @@ def drawn_sections(site: PageServer, run: RunView) -> list[tuple[str, str, str]]
 
 def download_report(site: PageServer, request: Request) -> Response:
     """Return the report as one self-contained file."""
+    return _download(site, request, render_run, "")
+
+
+def download_officer(site: PageServer, request: Request) -> Response:
+    """Return the record for a data protection officer as one self-contained file."""
+    return _download(site, request, render_officer, "-record")
+
+
+def _download(site: PageServer, request: Request, render: Callable[[RunView], str], ending: str) -> Response:
     directory = site.runs_folder.directory(query_value(request, "run"))
     with site.live.held(directory) as (run, _):
-        text = render_run(run)
+        text = render(run)
     # A header must not contain quotes or line breaks: only plain characters of the folder's name remain.
-    name = (
-        "".join(
-            letter for letter in directory.resolve().name if letter.isascii() and (letter.isalnum() or letter in "-_.")
-        )
-        or "run"
-    )
-    return html_response(text, headers={"Content-Disposition": f'attachment; filename="{name}.html"'})
+    name = re.sub(r"[^A-Za-z0-9_.-]", "", directory.resolve().name) or "run"
+    return html_response(text, headers={"Content-Disposition": f'attachment; filename="{name}{ending}.html"'})
 
 
 def run_api(site: PageServer, request: Request) -> Response:

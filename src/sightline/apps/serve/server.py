@@ -29,6 +29,7 @@ ROUTES: dict[str, Page] = {
     "/": pages.listing_page,
     "/run": running.run_page,
     "/report.html": running.download_report,
+    "/officer.html": running.download_officer,
     "/sight": matrix.matrix_page,
     "/pair": matrix.pair_page,
     "/ledger": running.timeline_page,
