@@ -25,14 +25,7 @@ from sightline.mechanisms import ChannelMechanism, NoisedBy, ReleaseContext, Upd
 from sightline.mechanisms.contract import only_client
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, read_choice
-from sightline.runtimes.remote.message import (
-    CHOOSE,
-    LEAVING,
-    NodeTask,
-    WireMessage,
-    comes_in_any_order,
-    experiment_digest,
-)
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, NodeTask, WireMessage, experiment_digest
 from sightline.runtimes.site.calls_of_kind import CallsOfKind, find_kind, gather_kinds
 from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
 from sightline.runtimes.site.policy import POLICY, SitePolicy, check_signer, federation_of
@@ -239,7 +232,7 @@ def _plan_calls(
     """
     calls = record_calls(built, policy.client)
     claims = _claim_calls(built, calls, policy)
-    kinds = gather_kinds(calls, claims, built.experiment) if comes_in_any_order(built.experiment) else []
+    kinds = gather_kinds(calls, claims, built.experiment)
     longest = max((call.steps for call in (*calls, *(kind.call for kind in kinds))), default=0)
     if longest > policy.largest_steps:
         reason = f"this site makes at most largest_steps={policy.largest_steps} for one answer"

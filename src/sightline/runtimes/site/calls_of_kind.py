@@ -13,7 +13,7 @@ from sightline.config import Experiment
 from sightline.errors import InvalidInput, invalid, refuse
 from sightline.events import Event, Gaussian, Poisson, Repeat, inner_events
 from sightline.ledger import Release
-from sightline.runtimes.remote.message import CHOOSE, TERMS, WireMessage
+from sightline.runtimes.remote.message import CHOOSE, TERMS, WireMessage, comes_in_any_order
 from sightline.runtimes.site.planned_calls import PlannedCall
 from sightline.topology import cluster_count, read_candidates
 
@@ -99,12 +99,12 @@ def _refuse_event(event: Event) -> None:
 def gather_kinds(
     calls: Sequence[PlannedCall], claims: Sequence[Sequence[Release]], experiment: Experiment
 ) -> list[CallsOfKind]:
-    """Return the planned calls as kinds with their numbers of calls; calls of one kind have equal events.
+    """Return the planned calls as kinds with their numbers of calls, [] if their order is fixed.
 
-    Raise Refused for calls whose bound holds in a fixed order only.
+    Guarantees: calls of one kind have equal events. Raise Refused for calls whose bound holds in a fixed order only.
     """
     kinds: dict[str, list[tuple[PlannedCall, dict[str, float]]]] = {}
-    for call, some in zip(calls, claims, strict=True):
+    for call, some in zip(calls, claims, strict=True) if comes_in_any_order(experiment) else ():
         _refuse_fixed_order(experiment, call, some)
         events = tuple(release.event for release in some)
         most = _free_numbers(call, events, experiment)
