@@ -291,9 +291,12 @@ def test_lower_steps_are_of_the_kind_only_where_the_whole_update_is_clipped():
     assert [kind.times for kind in two] == [1, 1]
 
 
-def test_the_noise_of_segments_follows_the_step_size_so_it_is_fixed():
+def test_the_noise_of_segments_follows_the_step_size_so_it_is_fixed(site_of):
     from sightline.events import Segment
 
+    convex = clustered("ifca", privacy=privacy("sample", "client", noise_multiplier=2.0, sensitivity="convex"),
+                       local={"steps": 1, "weight_decay": 0.1, "learning_rate": 0.2, "batch_size": 8})  # fmt: skip
+    assert [list(kind.most) for kind in approval_of(site_of(convex)).kinds] == [[], ["candidates"]]
     segment = Segment(2, 0.1, 0.5, Gaussian(1.0))
     (kind,) = gather_kinds([planned(terms={"learning_rate": 0.1})], [claim(segment)], EXPERIMENT)
     assert kind.most == {}

@@ -133,7 +133,8 @@ def _free_numbers(call: PlannedCall, events: tuple[Event, ...], experiment: Expe
         return {"candidates": max(call.candidates, cluster_count(settings, clients) or found)}
     result: dict[str, float] = {}
     # The noise of clipped updates and clipped gradients does not depend on the step size; that of segments does.
-    if experiment.privacy.mechanism == "gaussian" and all(_is_clipped_sum(event) for event in events):
+    clipped = (experiment.privacy.mechanism, experiment.privacy.sensitivity) == ("gaussian", None)
+    if clipped and all(_is_clipped_sum(event) for event in events):
         result["learning_rate"] = call.terms.get("learning_rate", experiment.local.learning_rate)
         # An update is clipped as a whole, after any number of steps; private steps are charged one by one.
         if "steps" in call.terms and all(isinstance(event, Gaussian) for event in events):
