@@ -172,11 +172,10 @@ def test_endless_work_is_not_approved(local, site_of):  # noqa: F811
 @pytest.mark.parametrize(
     "more",
     [
-        {"topology": {"kind": "clusters", "count": 2}, "algorithm": {"name": "ifca"}, "model": {"name": "linear"}},
         {"topology": {"kind": "tree", "subnets": 2}, "algorithm": {"name": "h2fdp", "control": {"delay": 1.0}}},
         {"privacy": LOCAL["privacy"] | {"where": "server", "adaptive_clipping": {}}},
     ],
-    ids=["clusters", "control", "clipping"],
+    ids=["control", "clipping"],
 )
 def test_what_has_no_plan_is_not_approved(more, site_of):  # noqa: F811
     site = site_of(LOCAL)

@@ -44,7 +44,7 @@ def keep_no_order(monkeypatch):
 
 def forget_vectors(monkeypatch):
     """What was asked is the call alone: another start gets what is stored."""
-    monkeypatch.setattr(site_module, "_question_hash", lambda approval, call, vectors: f"{approval.id} {call.position}")
+    monkeypatch.setattr(site_module, "_question_hash", lambda approval, call, *_: f"{approval.id} {call.position}")
 
 
 def share_state(monkeypatch):

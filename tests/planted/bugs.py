@@ -860,6 +860,27 @@ if isinstance(cohort, SealedCohort):
         "near[group, other]",
         "tests/groups/test_groups_bottleneck.py::test_other_runs_are_refused",
     ),
+    "kinds-without-count": bug(
+        "a site answers any number of calls of a kind that was approved with a count",
+        "RunStore.refuse_spent",
+        "self.begun[str(kind)] >= most",
+        "False",
+        "tests/flower/test_site_any_order.py::test_any_order_is_answered_and_no_more_calls_than_were_approved",
+    ),
+    "kinds-counted-once": bug(
+        "a call of a kind is counted in memory and lost in a crash",
+        "RunStore.begin",
+        "self.begun + Counter([str(kind)])",
+        "self.begun",
+        "tests/flower/test_site_any_order.py::test_a_count_survives_a_kill",
+    ),
+    "kinds-are-one-question": bug(
+        "a call that a crash ended is answered as another kind, which is not counted",
+        "_question_hash",
+        "kind is None",
+        "True",
+        "tests/flower/test_site_any_order.py::test_a_crashed_call_of_one_kind_is_not_answered_as_another",
+    ),
     "plugin-imported-by-a-site": bug(
         "a site imports whatever plugin an experiment names",
         "_admit_experiment",

@@ -292,7 +292,7 @@ def _facts_of(approval: "Approval") -> dict[str, Any]:
     from sightline.engine import replace_nonfinite
 
     facts = {"approval": approval.id, "digest": approval.digest, "epsilon": approval.epsilon, "noise": approval.noise}
-    facts |= {"calls": len(approval.calls), "steps": max((call.steps for call in approval.calls), default=0)}
+    facts |= {"calls": len(approval.whole_list), "steps": max((call.steps for call in approval.whole_list), default=0)}
     return dict(replace_nonfinite(facts | {"signed_by": approval.signed_by}))
 
 

@@ -33,6 +33,7 @@ from sightline.runtimes.remote.message import (
     QUESTION,
     Question,
     WireMessage,
+    comes_in_any_order,
     experiment_digest,
     own_tensor,
 )
@@ -249,7 +250,8 @@ class RemoteClients:
         if not self._sends_tasks:
             # A real site is sent no settings: it has its own approved copy, and would not believe others.
             fields = {"digest": self._digest, "run": self._fields.get("run", ""), QUESTION: secrets.token_hex(16)}
-            return question.site_message_for(index, client, common=fields)
+            any_order = comes_in_any_order(self._built.experiment)
+            return question.site_message_for(index, client, common=fields, any_order=any_order)
         common = self._common | {"noise": (self._built.multipliers if noise is None else noise).get(client)}
         common[QUESTION] = secrets.token_hex(16)
         kept = self._restore_state(client, question.call.state)

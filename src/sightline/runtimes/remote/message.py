@@ -182,6 +182,8 @@ def make_array(dtype: str, shape: Sequence[int], content: bytes | memoryview) ->
 
 SITE_TEXTS = {"call": "[a-z_]{1,32}", "digest": "[0-9a-f]{64}", "run": "[0-9A-Za-z._-]{0,64}", QUESTION: "[!-~]{0,64}"}
 SITE_NUMBERS = ("round", "use", "part")
+TERMS = "terms"
+"""Field for the numbers of a task where calls come in any order: they say which approved kind of call is meant."""
 
 
 def read_site_question(message: WireMessage) -> WireMessage:
@@ -192,6 +194,8 @@ def read_site_question(message: WireMessage) -> WireMessage:
             invalid(name, value, "is a whole number from 0 to 2147483647")
         if name in SITE_TEXTS and not (isinstance(value, str) and re.fullmatch(SITE_TEXTS[name], value)):
             invalid(name, value, f"is text that matches {SITE_TEXTS[name]}")
+    if isinstance(message.fields.get(TERMS), dict):
+        fields[TERMS] = message.fields[TERMS]
     return WireMessage(fields, message.arrays)
 
 
@@ -212,6 +216,11 @@ def unpack_value(fields: Mapping[str, Any], arrays: Arrays, under: str) -> dict[
 def own_tensor(array: NDArray[Any]) -> Tensor:
     """Return a tensor with its own memory: the buffer of a message may be read-only."""
     return torch.from_numpy(np.array(array))
+
+
+def comes_in_any_order(experiment: Experiment) -> bool:
+    """Return whether released values decide which call comes next; sites then approve counts of calls, not a list."""
+    return experiment.topology.kind == "clusters"
 
 
 def experiment_digest(experiment: Experiment) -> str:
@@ -277,12 +286,16 @@ class Question:
             arrays["kept"] = kept.numpy()
         return WireMessage(fields, arrays | {"start": client_rows(call.starts, index).numpy()})
 
-    def site_message_for(self, index: int, client: int, *, common: Mapping[str, Any]) -> WireMessage:
+    def site_message_for(
+        self, index: int, client: int, *, common: Mapping[str, Any], any_order: bool = False
+    ) -> WireMessage:
         """Return the question to a real site, which has its own copy of the plan: which call, and public vectors."""
         call = self.call
         fields = dict(common) | {"call": self.name, "client": client}
         fields |= {"round": call.at.round, "use": call.at.use, "part": call.at.part}
-        _, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
+        terms, arrays = pack_value(call.task.select_clients(index).named_fields(), "terms")
+        if any_order:
+            fields[TERMS] = terms
         if self._rule is not None:
             numbers, vectors = pack_value(_state_fields(self._rule), "rule")
             arrays |= vectors | {f"rule/{name}": np.array(float(value)) for name, value in numbers.items()}

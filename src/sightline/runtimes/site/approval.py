@@ -25,7 +25,8 @@ from sightline.mechanisms import ChannelMechanism, NoisedBy, ReleaseContext, Upd
 from sightline.mechanisms.contract import only_client
 from sightline.randomness import Streams, write_secret
 from sightline.runtimes.remote.client_executor import ClientSide, read_choice
-from sightline.runtimes.remote.message import CHOOSE, LEAVING, NodeTask, experiment_digest
+from sightline.runtimes.remote.message import CHOOSE, LEAVING, NodeTask, WireMessage, experiment_digest
+from sightline.runtimes.site.calls_of_kind import CallsOfKind, find_kind, gather_kinds
 from sightline.runtimes.site.planned_calls import PlannedCall, record_calls
 from sightline.runtimes.site.policy import POLICY, SitePolicy, check_signer, federation_of
 from sightline.topology import PUBLIC, SERVER, client_name
@@ -61,26 +62,38 @@ class Approval:
     epsilon: float
     """The same as one number, at the policy's delta."""
     signed_by: str = ""
+    kinds: Sequence[CallsOfKind] = ()
+    """Where calls come in any order: what may be asked, in place of `calls`."""
+
+    @property
+    def whole_list(self) -> list[PlannedCall]:
+        """Return every call that may be asked for; of a kind, each at its limits."""
+        return [*self.calls, *(kind.call for kind in self.kinds for _ in range(kind.times))]
 
     @cached_property
     def call_at(self) -> Mapping[tuple[int, int], PlannedCall]:
         """Return the calls by round and use."""
         return {call.position: call for call in self.calls}
 
-    def find_call(self, kind: Any, round: Any, use: Any, part: Any) -> PlannedCall:
-        """Return the planned call that a message names; raise InvalidInput if it is not in the plan."""
+    def find_call(self, message: WireMessage) -> tuple[PlannedCall, int | None]:
+        """Return the call that a message names, and the number of its kind; raise InvalidInput if it is not planned."""
+        fields: Any = {"part": 0} | dict(message.fields)
+        kind, round, use, part = (fields.get(name) for name in ("call", "round", "use", "part"))
         if not all(type(number) is int for number in (round, use, part)):
             invalid("round, use, part", f"{round}, {use}, {part}", "are whole numbers")
+        if self.kinds:
+            return find_kind(self.kinds, message, kind, (round, use, part))
         call = self.call_at.get((round, use))
         if call is None or (call.part, call.kind) != (part, kind):
             at = f"{kind} in round {round}, use {use}, part {part}"
             invalid("call", at, "is not in the plan of the approved experiment")
-        return call
+        return call, None
 
     def to_json(self) -> str:
         """Return the approval as JSON text."""
         fields = {name: getattr(self, name) for name in ("id", "digest", "experiment", "noise", "data", "signed_by")}
         fields["calls"] = [asdict(call) for call in self.calls]
+        fields |= {"kinds": [asdict(kind) for kind in self.kinds]} if self.kinds else {}
         fields["composition"] = [[to_json(event), times] for event, times in self.composition.items()]
         return json.dumps(fields | {"epsilon": self.epsilon})
 
@@ -90,8 +103,9 @@ class Approval:
         try:
             fields = json.loads(text)
             calls = [PlannedCall(**call) for call in fields.pop("calls")]
+            kinds = [CallsOfKind(PlannedCall(**kind.pop("call")), **kind) for kind in fields.pop("kinds", [])]
             composition = {from_json(event): int(times) for event, times in fields.pop("composition")}
-            return cls(calls=calls, composition=composition, **fields)
+            return cls(calls=calls, composition=composition, kinds=kinds, **fields)
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidInput(f"approval={type(error).__name__}: a file in state/{APPROVALS} is damaged") from None
 
@@ -171,8 +185,7 @@ def draw_up_approval(
     allow or that has no plan fixed beforehand.
     """
     built = engine.calibrate_noise(build_for_site(experiment, policy, data), real_nodes=True)
-    calls = _planned_calls(built, policy)
-    composition = _whole_composition(built, calls, policy)
+    calls, kinds, composition = _plan_calls(built, policy)
     return Approval(
         id=id,
         digest=experiment_digest(experiment),
@@ -183,6 +196,7 @@ def draw_up_approval(
         composition=composition,
         epsilon=accounting.epsilon(composition, policy.delta),
         signed_by=signed_by,
+        kinds=kinds,
     )
 
 
@@ -198,26 +212,35 @@ def check_approval(approval: Approval, policy: SitePolicy, data: Client) -> Buil
     noised = built
     if approval.noise is not None:
         noised = built.with_noise(dict.fromkeys(built.clients, approval.noise))
-    calls = _planned_calls(noised, policy)
-    same = json.dumps([asdict(call) for call in calls]) == json.dumps([asdict(call) for call in approval.calls])
-    more = Counter[Event]()
+    calls, kinds, composition = _plan_calls(noised, policy)
+    plans = [[asdict(part) for part in some] for some in (calls, kinds, approval.calls, approval.kinds)]
+    same = json.dumps(plans[:2]) == json.dumps(plans[2:])
     # A server that became trusted since sees no more than was reserved.
-    if not policy.trust_server:
-        more = Counter(_whole_composition(noised, calls, policy)) - Counter(approval.composition)
+    more = not policy.trust_server and Counter(composition) - Counter(approval.composition)
     if not same or more:
         reason = f"the current {POLICY} or version gives another plan than the approved one"
         refuse("approval", approval.id, reason, "approve the experiment again")
     return built
 
 
-def _planned_calls(built: BuiltExperiment, policy: SitePolicy) -> list[PlannedCall]:
-    """Return the plan; raise Refused if an answer takes more steps than the policy allows."""
+def _plan_calls(
+    built: BuiltExperiment, policy: SitePolicy
+) -> tuple[list[PlannedCall], list[CallsOfKind], dict[Event, int]]:
+    """Return the calls in their order, or their kinds, and what all of them reveal.
+
+    Raise Refused if an answer takes more steps than the policy allows.
+    """
     calls = record_calls(built, policy.client)
-    longest = max((call.steps for call in calls), default=0)
+    claims = _claim_calls(built, calls, policy)
+    kinds = gather_kinds(calls, claims, built.experiment)
+    longest = max((call.steps for call in (*calls, *(kind.call for kind in kinds))), default=0)
     if longest > policy.largest_steps:
         reason = f"this site makes at most largest_steps={policy.largest_steps} for one answer"
         refuse("local steps", longest, reason, "ask for fewer, or let the owner raise largest_steps")
-    return calls
+    if not kinds:
+        return calls, [], _whole_composition(built, claims, policy)
+    # The cost is that of the whole list, whatever is asked in the end: see "The order may adapt" in the proofs.
+    return [], kinds, dict(Counter(release.event for some in claims for release in some))
 
 
 def data_digest(data: Client) -> str:
@@ -243,23 +266,33 @@ def own_claims(
     return [context.make_release(source=source, event=event, audience=audience, what=what, subjects=subject)]
 
 
-def _whole_composition(built: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> dict[Event, int]:
-    """Return the events that all calls together reveal to parties whom the site does not trust.
+def _claim_calls(built: BuiltExperiment, calls: Sequence[PlannedCall], policy: SitePolicy) -> list[Sequence[Release]]:
+    """Return the claims of every call; raise Refused for unnoised values if the site does not trust the server."""
+    result = list[Sequence[Release]]()
+    side = ClientSide(built, Streams.from_seed(0), Streams.from_seed(0))
+    for call in calls:
+        task = call.task_of(call.blank_vectors(built.model.parameters), policy.client)
+        context = side.release_context(task, next_id=sum(map(len, result)))
+        claims = own_claims(task, side.updates_for(task, None), context, built.mechanism.at(context.channel))
+        if not policy.trust_server and any(release.event == Clear() for release in claims):
+            reason = "hands values without noise to the server, which this site does not trust"
+            refuse("experiment", built.experiment.name, reason, 'use where = "client", or trust_server = true')
+        result.append(claims)
+    return result
+
+
+def _whole_composition(
+    built: BuiltExperiment, claims: Sequence[Sequence[Release]], policy: SitePolicy
+) -> dict[Event, int]:
+    """Return the events that all claims together reveal to parties whom the site does not trust.
 
     If the server is trusted with unnoised values, what it publishes of them counts too: for every event the largest
     count that any untrusted observer sees, which covers each of them.
     """
     subject = client_name(policy.client)
     own = Ledger(participants={subject, SERVER, PUBLIC})
-    side = ClientSide(built, Streams.from_seed(0), Streams.from_seed(0))
-    for call in calls:
-        task = call.task_of(call.blank_vectors(built.model.parameters), policy.client)
-        context = side.release_context(task, next_id=len(own))
-        claims = own_claims(task, side.updates_for(task, None), context, built.mechanism.at(context.channel))
-        if not policy.trust_server and any(release.event == Clear() for release in claims):
-            reason = "hands values without noise to the server, which this site does not trust"
-            refuse("experiment", built.experiment.name, reason, 'use where = "client", or trust_server = true')
-        own.append(claims)
+    for some in claims:
+        own.append(some)
     if not policy.trust_server:
         return dict(own.composition(subject, {SERVER, PUBLIC}))
     planned = engine.plan_releases(built, real_nodes=True)
@@ -300,16 +333,13 @@ def _admit_experiment(experiment: Experiment, policy: SitePolicy, examples: int)
 
 
 def _refuse_unplanned(experiment: Experiment) -> None:
-    """Raise Refused for what is chosen during the run and cannot be approved: control, a clip norm, clusters."""
+    """Raise Refused for what is chosen during the run and cannot be approved: control and a clip norm."""
     if experiment.algorithm.settings.get("control") is not None:
         reason = "adaptive control chooses steps and participation during the run, so there is no plan to approve"
         refuse("algorithm.control", "given", reason, "remove it for real sites")
     if experiment.privacy.adaptive_clipping is not None:
         reason = "the clip norm is chosen during the run, so there is no plan to approve"
         refuse("privacy.adaptive_clipping", "given", reason, "remove it for real sites")
-    if experiment.topology.kind == "clusters":
-        reason = "which calls reach a site depends on earlier releases, so there is no plan to approve"
-        refuse("topology.kind", "clusters", reason, "use a star, groups or a tree for real sites")
 
 
 def check_model(name: str, allowed: Mapping[str, str]) -> None:
@@ -352,16 +382,18 @@ def describe_approval(approval: Approval, policy: SitePolicy, shares: tuple[floa
 
     `shares` are the reserved shares of the lifetime budget, now and with this experiment: `LifetimeBudget.share_with`.
     """
-    experiment, calls = read_approved(approval), approval.calls
+    experiment, calls = read_approved(approval), approval.whole_list
     kinds = Counter(call.kind for call in calls)
     lines = [f"experiment {experiment.name}, digest {approval.digest}"]
     lines += [f"signed by {approval.signed_by}" if approval.signed_by else "not signed"]
     algorithm, model = experiment.algorithm.name, experiment.model.name
     model += "" if experiment.model.loss is None else f" with the loss {experiment.model.loss}"
     lines += [f"{algorithm} on {experiment.topology.kind}, model {model}, {experiment.rounds} rounds, one run"]
-    for kind, times in kinds.items():
+    for kind, times in {} if approval.kinds else kinds.items():
         steps = max(call.steps for call in calls if call.kind == kind)
         lines += [f"at most {times} answers of client-{policy.client}: {KINDS[kind]}, at most {steps} local steps each"]
+    lines += [f"at most {kind.describe()}" for kind in approval.kinds]
+    lines += ["the server decides on their order; all count, also those that it never asks for"] * bool(approval.kinds)
     kept = sorted({call.rule for call in calls if call.rule})
     lines += [f"kept at this site between answers: {', '.join(kept)}"] if kept else []
     lines += [_noise_line(approval, experiment), *_odd_clip_norms(tomllib.loads(approval.experiment))]

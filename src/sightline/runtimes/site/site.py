@@ -146,11 +146,17 @@ class Site:
 
     def progress(self, approval: Approval) -> tuple[int, int]:
         """Return how many answers of an approval have left, and how many can still be asked for."""
-        record, last = self.budget.record(), self._store(approval.id).last
+        record, store = self.budget.record(), self._store(approval.id)
+        last = store.last
         # Counted answers have left; one that was begun and not counted can still be asked for.
         left = {call.position: _answer_name(approval, call) in record.counted for call in approval.calls}
         waiting = [index for index, counted in left.items() if index > last or (index == last and not counted)]
-        return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
+        gone, more = sum(left.values()), len(waiting)
+        if approval.kinds:
+            gone = sum(what.startswith(f"answer {approval.id} ") for what in record.counted)
+            again = store.begun and f"answer {approval.id} {last[0]}.{last[1]}" not in record.counted
+            more = len(approval.whole_list) - store.begun.total() + bool(again)
+        return gone, 0 if approval.id in record.ended else more
 
     def health(self) -> dict[str, str]:
         """Return whether the site would answer: its policy can be read, and its state is the newest."""
@@ -241,13 +247,13 @@ class Site:
         approval, store = self._find_approval(str(fields.get("digest", "")), str(fields.get("run", "")))
         mark = self.budget.require(approval.id, approval.composition)
         with _about_message():
-            call = approval.find_call(fields.get("call"), fields.get("round"), fields.get("use"), fields.get("part", 0))
+            call, kind = approval.find_call(message)
         side = self._built(approval.id)
         dimension = side.built.model.parameters
         with _about_message():
             vectors = call.vectors_of(message.arrays, dimension=dimension, largest=self.policy.largest_start)
             task = call.task_of(vectors, self.policy.client)
-        asked = _question_hash(approval, call, vectors)
+        asked = _question_hash(approval, call, vectors, kind)
         name = _answer_name(approval, call)
         # The same question gets the stored answer. Fresh noise on the same value, or the same noise on a changed value,
         # would each reveal more than the ledger charges.
@@ -257,6 +263,8 @@ class Site:
             self._log_outcome(message, "repeated", approval=approval.id)
             return before
         store.refuse_passed(call.position, asked)
+        if kind is not None:
+            store.refuse_spent(kind, approval.kinds[kind].times, asked)
         if self.budget.was_counted(name):
             stored_state.refuse_missing_answers(APPROVALS)
         memory = "" if task.memory is None else task.memory.name
@@ -266,7 +274,7 @@ class Site:
         side = ClientSide(side.built, Streams.from_seed(side.built.experiment.seed), Streams(self._root.root + draws))
         begun = time.monotonic()
         # The order must not change: ledger, value, stored answer, counter, and only then the answer leaves.
-        clear = self._record_answer(approval, store, call, task, side, str(fields.get("run", "")), asked, mark)
+        clear = self._record_answer(approval, store, call, kind, task, side, str(fields.get("run", "")), asked, mark)
         result = self._compute_output(side, task, approval, *store.kept(memory))
         # Whether an update was finite depends on the data: reveal it only where the update itself is handed over.
         answer = WireMessage({"rejected": result.rejected and clear}, {"value": result.value.numpy()})
@@ -342,27 +350,25 @@ class Site:
         self._checked = True
 
     def _record_answer(
-        self,
-        approval: Approval,
-        store: RunStore,
-        call: PlannedCall,
-        task: NodeTask,
-        side: ClientSide,
-        run: str,
-        asked: str,
-        mark: tuple[int, str],
-    ) -> bool:
+        self, approval: Approval, store: RunStore, call: PlannedCall, kind: int | None, task: NodeTask,
+        side: ClientSide, run: str, asked: str, mark: tuple[int, str],
+    ) -> bool:  # fmt: skip
         """Write the claims of the answer to the site's own ledger; return whether it leaves without noise."""
         name = f"{approval.id}, {call.round}.{call.use}"
         memory, noised = store.kept("" if task.memory is None else task.memory.name)
         updates = side.updates_for(task, memory, noised=noised)
         with self._read_ledger() as ledger:
-            recorded = len({release.joint for release in ledger if release.joint.startswith(f"{approval.id}, ")})
+            rows = [release for release in ledger if release.joint.startswith(f"{approval.id}, ")]
+            recorded = len({release.joint for release in rows})
             store.check_ledger(recorded)
             context = side.release_context(task, next_id=len(ledger))
             claims = approving.own_claims(task, updates, context, side.mechanism(approval.noise, context))
+            made = Counter(one.event for one in (*(row for row in rows if row.joint != name), *claims))
+            # Beside the counts of kinds: what leaves in any order stays within what was reserved, event by event.
+            if kind is not None and made - Counter(approval.composition):
+                raise Refused(f"call={name}: it reveals more than was approved")
             if store.read().fields.get("asked") != asked:
-                store.begin(run, call.position, asked, recorded=recorded, mark=mark)
+                store.begin(run, call.position, asked, recorded=recorded, mark=mark, kind=kind)
             # After a crash the claim may be in the ledger already: the same call is charged once.
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
@@ -470,9 +476,11 @@ def _answer_name(approval: Approval, call: PlannedCall) -> str:
     return f"answer {approval.id} {call.round}.{call.use}"
 
 
-def _question_hash(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor]) -> str:
-    """Return the hash of a question: the call and its vectors."""
-    digest = hashlib.sha256(json.dumps([approval.id, call.kind, *call.position, call.part]).encode())
+def _question_hash(approval: Approval, call: PlannedCall, vectors: Mapping[str, Tensor], kind: int | None) -> str:
+    """Return the hash of a question: the call, its vectors and, where calls come in any order, its numbers."""
+    named = [approval.id, call.kind, *call.position, call.part]
+    named += [] if kind is None else [kind, sorted(call.terms.items())]
+    digest = hashlib.sha256(json.dumps(named).encode())
     for name, vector in sorted(vectors.items()):
         array = vector.numpy()
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())

@@ -6,6 +6,7 @@ of the answer (`lifetime.sqlite`). A crash between two of them leaves a state th
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,18 +52,30 @@ class RunStore:
         """Return the position of the last call that was begun, or a position before all calls."""
         return tuple(self.read().fields.get("last", (0, -1)))
 
-    def begin(self, run: str, position: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str]) -> None:
+    @property
+    def begun(self) -> Counter[str]:
+        """Return how many calls of each kind were begun, where calls come in any order."""
+        return Counter(self.read().fields.get("begun_of_kind", {}))
+
+    def begin(
+        self, run: str, position: tuple[int, int], asked: str, *, recorded: int, mark: tuple[int, str],
+        kind: int | None = None,
+    ) -> None:  # fmt: skip
         """Bind the run and mark a call as begun: from now on only this exact question is answered for it.
 
         `recorded` is the number of this run's answers in the ledger: a call that a crash kept out of it does not count
         as begun. `mark` is the newest mark of the budget: a budget that later does not know it is an older copy.
+        A call of a `kind` is counted in the same write.
         """
         stored = self.read()
         # Only the last round is kept: a resumed run repeats that round, and calls come in increasing order.
         round = f"{position[0]}."
         answers = {name: one for name, one in stored.fields.get("answers", {}).items() if name.startswith(round)}
         arrays = {n: a for n, a in stored.arrays.items() if not n.startswith("answer/") or n[7:] in answers}
-        begun = {"run": run, "last": list(position), "asked": asked, "begun": recorded + 1, "mark": list(mark)}
+        begun: dict[str, Any] = {"run": run, "last": list(position), "asked": asked}
+        begun |= {"begun": recorded + 1, "mark": list(mark)}
+        if kind is not None:
+            begun["begun_of_kind"] = dict(self.begun + Counter([str(kind)]))
         self._write({**stored.fields, **begun, "answers": answers}, arrays)
 
     def put_answer(
@@ -100,6 +113,12 @@ class RunStore:
         if position == last or f"{position[0]}.{position[1]}" in fields["answers"]:
             raise Refused(f"call={at}: answered already, with other vectors; a call is answered once")
         raise Refused(f"call={at}: the run is past it, at round {last[0]}, use {last[1]}; calls must come in order")
+
+    def refuse_spent(self, kind: int, most: int, asked: str) -> None:
+        """Raise Refused if all calls of a kind were begun, unless this question is the last one begun."""
+        fields = self.read().fields
+        if self.begun[str(kind)] >= most and fields.get("asked") != asked:
+            raise Refused(f"call={most} of this kind: all that were approved have been asked for")
 
     def kept(self, memory: str) -> tuple[Tensor | None, bool]:
         """Return the client state, and whether it was made from noised values only."""
