@@ -3,6 +3,8 @@
 Objects of every type are walked by value: attributes, slots, items, and what `copy.deepcopy` would copy of them.
 """
 
+import abc
+import contextvars
 import copyreg
 import functools
 import gc
@@ -46,10 +48,15 @@ FIXED = (
 )  # fmt: skip
 """Types whose objects cannot change: they are compared by identity."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
+ABC_DATA = type(vars(abc.ABC)["_abc_impl"])
+"""What Python keeps of an abstract class for `isinstance`."""
 LOGGER = frozenset(vars(logging.getLogger("sightline.none"))) - {"level", "disabled", "propagate", "name"}
 """Attributes of a logger that logging itself fills."""
 MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
 """Class attributes that Python creates and no assignment changes, or that say where code stands."""
+
+NOT_SET: Any = object()
+"""The value of a context variable that is not set; it differs from one that is set to any value, also to None."""
 
 Leaf = tuple[str, Any]
 """Where a value is, and the value."""
@@ -153,7 +160,7 @@ class Walk:
             yield path, Itself(value)
         elif id(value) in self.seen:
             yield path, self.seen[id(value)]
-        else:
+        elif not isinstance(value, ABC_DATA):
             self.mark_seen(value)
             yield from self.of_object(path, value)
 
@@ -173,6 +180,8 @@ class Walk:
             yield from self.of_builtin(path, value)
         elif isinstance(value, CONTAINERS):
             yield from self.of_container(path, value)
+        elif isinstance(value, contextvars.ContextVar):
+            yield from self.of_variable(path, value)
         elif isinstance(value, weakref.ref):
             yield from self.of_value(path, value())
         elif isinstance(value, types.MappingProxyType):
@@ -248,6 +257,13 @@ class Walk:
         else:
             more = (list(items) if items is not None else None for items in parts[3:5])
             yield from self.of_value(path, (parts[1], parts[2] if len(parts) > 2 else None, *more))
+
+    def of_variable(self, path: str, value: "contextvars.ContextVar[Any]") -> Iterator[Leaf]:
+        """Yield the value of a context variable here, and its default, which an empty context has."""
+        for part, content in ((path, value.get(NOT_SET)), (f"the default of {path}", _default_of(value))):
+            yield f"whether {part} is set", content is not NOT_SET
+            if content is not NOT_SET:
+                yield from self.of_value(part, content)
 
     def of_cache(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield the contents of a functools cache."""
@@ -342,6 +358,14 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Return the slots of a class, whatever their names."""
     every = (pair for base in reversed(kind.__mro__) for pair in vars(base).items())
     return tuple((key, slot) for key, slot in every if isinstance(slot, types.MemberDescriptorType))
+
+
+def _default_of(value: "contextvars.ContextVar[Any]") -> Any:
+    try:
+        return contextvars.Context().run(value.get)
+    # It has no default.
+    except LookupError:
+        return NOT_SET
 
 
 def _read_slot(slot: Any, value: Any) -> tuple[Any, ...]:
