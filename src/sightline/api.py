@@ -13,7 +13,7 @@ from sightline import engine
 from sightline.apps import report
 from sightline.config import Experiment, parse, read
 from sightline.console import RoundBar, wants_progress
-from sightline.data import PYTHON, Federation, deal_given, read_given, settle_data
+from sightline.data import PYTHON, Federation, deal_given, read_given, settle_experiment
 from sightline.engine import BuiltExperiment, RunRecord, replace_nonfinite
 from sightline.engine.checkpoint import paths_by_measuring
 from sightline.engine.evaluation import MetricFunction, OwnMetrics, best_metric, read_metrics
@@ -244,23 +244,18 @@ def take_objects(
     if data is None and test is not None:
         invalid("test", type(test).__name__, "test examples need data=", "pass data= as well")
     given = None if data is None else read_given(data, test, experiment.data.options)
-    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
-    if given is not None:
-        plain["data"] |= settle_data(experiment.data, given, experiment.model.target, source=source)
-        if plain["data"]["partition"] == "natural":
-            for key in ("clusters", "reuse"):
-                plain["data"].pop(key, None)
     factory = None
+    settled = experiment if given is None else settle_experiment(experiment, given, source=source)
     if model is not None:
+        plain: dict[str, Any] = settled.model_dump(mode="json", exclude_none=True)
         name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
         if "name" in experiment.model.model_fields_set and experiment.model.name != name and factory is not None:
             # These settings belong to the model that the file names.
             for key in ("init", *experiment.model.settings):
                 plain["model"].pop(key, None)
         plain["model"] |= {"name": name}
-    if given is None and model is None:
-        return experiment, None, None
-    experiment = parse(plain)
+        settled = parse(plain)
+    experiment = settled
     streams, task = Streams.from_seed(experiment.seed), experiment.model.target
     federation = None if given is None else deal_given(given, experiment.data, streams, task)
     return experiment, federation, factory

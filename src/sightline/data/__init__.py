@@ -1,8 +1,8 @@
 """Data sets, partitions into clients, and the resulting federation."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.given import PYTHON, GivenData, read_given, settle_data
-from sightline.data.load import DatasetStatus, available_datasets, deal_given, load_federation
+from sightline.data.given import PYTHON, GivenData, read_given, settle_data, settle_experiment
+from sightline.data.load import DatasetStatus, available_datasets, deal_given, load_federation, load_settled
 
 __all__ = [
     "PYTHON",
@@ -15,6 +15,8 @@ __all__ = [
     "available_datasets",
     "deal_given",
     "load_federation",
+    "load_settled",
     "read_given",
     "settle_data",
+    "settle_experiment",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.config import Data
+from sightline.config import Data, Experiment, parse
 from sightline.data.federation import Client, Federation, Scale, Shard, Table
 from sightline.data.formats import list_pictures, read_picture
 from sightline.data.own import (
@@ -155,6 +155,16 @@ def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PY
         )
     result = {"source": source, "partition": partition if dealt else "natural"}
     return result | {"clients": settings.clients if dealt else len(given)} | _settle_classes(settings, given, task)
+
+
+def settle_experiment(experiment: Experiment, given: GivenData, *, source: str = PYTHON) -> Experiment:
+    """Return the experiment with the `[data]` settings of the given examples; all its keys count as set."""
+    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    plain["data"] |= settle_data(experiment.data, given, experiment.model.target, source=source)
+    if plain["data"]["partition"] == "natural":
+        for key in ("clusters", "reuse"):
+            plain["data"].pop(key, None)
+    return parse(plain)
 
 
 def _settle_classes(settings: Data, given: GivenData, task: str) -> dict[str, Any]:
