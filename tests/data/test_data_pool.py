@@ -310,7 +310,8 @@ def test_every_command_takes_the_clients_of_a_file(tmp_path: Path, monkeypatch: 
     Path("text.toml").write_text(tomli_w.dumps(file), encoding="utf-8")
     assert json.loads(command("run", "text.toml", "--plan", "--json").stdout)["clients"] == 3
     given = command("run", "text.toml", "--plan", "--set", "data.clients=4")
-    assert given.returncode == 2 and "data.clients=4: the data has 3 clients" in given.stderr
+    assert given.returncode == 2
+    assert "data.clients=4: the data has 3 clients" in given.stderr
     found = command("audit", "text.toml", "--trials", "20", "--canaries", "10", "--runs", "0", "--rounds", "1")
     assert found.returncode == 0, found.stderr
     # A second call finds the runs of the first: the settings of its jobs are those that the runs stored.

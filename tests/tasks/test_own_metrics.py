@@ -225,7 +225,8 @@ def test_a_run_goes_on_without_its_metrics_and_says_so(tmp_path, capsys):
 
 REFUSED = {
     "private": (settings(keep_best="accuracy"), {"test": TEST}, "release them without noise.*data.public_test"),
-    "held out": (best(keep_best="accuracy"), {}, "examples that clients hold out"),
+    "held out": (best(keep_best="accuracy"), {}, "48 of the 48 examples of the test set are also examples of clients"),
+    "trained on": (best(keep_best="accuracy"), {"test": CLIENTS[0][:2]}, "24 of the 24 examples of the test set"),
     "personal": (best(keep_best="accuracy", algorithm={"name": "local"}), {"test": TEST}, "local tests every client"),
 }
 

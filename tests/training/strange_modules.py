@@ -12,7 +12,7 @@ from torch.nn import functional
 FEATURES, CLASSES = 6, 3
 SEEN = []
 TOTAL = {"sum": None}
-SWITCH = contextvars.ContextVar("SWITCH", default=[])
+SWITCH = contextvars.ContextVar("SWITCH", default=[])  # noqa: B039
 LAST = contextvars.ContextVar("LAST")
 
 
