@@ -5,7 +5,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import fmean
+from statistics import median
 from threading import active_count
 from typing import Any
 
@@ -44,6 +44,8 @@ WORTH_SECONDS = 5.0
 """Training that takes less than this in one process stays there: starting processes takes time too."""
 WORTH = 0.9
 """A pool is used if it needs at most this share of the time of one process."""
+WRITING = 0.01
+"""Seconds that a round takes to write its ledger and checkpoint, roughly."""
 LONG = 3.0
 """Seconds of a round, by the time of one step, above which `--plan` does not rehearse it."""
 EACH = 4
@@ -168,17 +170,17 @@ def rehearse_rounds(built: BuiltExperiment) -> float:
             r = TrainingRound(built, ledger, execution, number, memories)
             state, memories = built.algorithm.round(state, r, built.settings), dict(r.memories)
             spent.append(time.perf_counter() - first)
-            if time.perf_counter() - begun > SECONDS or built.algorithm.facts.finished(state):
+            if (number > 3 and time.perf_counter() - begun > SECONDS) or built.algorithm.facts.finished(state):
                 break
     finally:
         worker.close()
     first = time.perf_counter()
     evaluate_models(built, built.algorithm.models(state, built.clients))
     evaluation = time.perf_counter() - first
-    later, left = spent[1:] or spent, built.experiment.rounds - len(spent)
-    return (
-        math.fsum(spent) + left * fmean(later) + built.experiment.rounds / built.experiment.evaluate_every * evaluation
-    )
+    # The median: some algorithms do more in their first rounds, and a loaded machine delays some.
+    rounds, usual = built.experiment.rounds, median(spent[1:] or spent)
+    training = math.fsum(spent) + (rounds - len(spent)) * usual + rounds * WRITING
+    return training + rounds / built.experiment.evaluate_every * evaluation
 
 
 def made_up_federation(built: BuiltExperiment) -> Federation:
