@@ -21,7 +21,7 @@ SERVER_EXAMPLES = """
 \b
 Examples:
   sightline server init server --address link.example.org:8000 --listen 10.0.0.5
-  sightline server invite server examples/sites.toml st-mary.toml st-john.toml charite.toml
+  sightline server invite server examples/sites.toml st-mary.request.toml st-john.request.toml
   sightline server start server
   sightline server run server
   sightline server status server
@@ -43,11 +43,12 @@ def init_command(folder: Path, address: str, listen: str | None, users: str | No
     federation = import_federation()
     server = federation.init_server(folder, address, listen, federation.find_users(users, federation.SERVER_USERS))
     click.echo(f"server for {server.address}, to listen at {server.listen}")
-    click.echo(f"next: sightline server invite {folder} EXPERIMENT.toml REQUEST.toml ...")
+    click.echo(f"next: sightline server invite {folder} EXPERIMENT.toml NAME.request.toml ...")
 
 
 @server_command.command(
-    "invite", epilog=examples_epilog("server invite server examples/sites.toml st-mary.toml st-john.toml charite.toml")
+    "invite",
+    epilog=examples_epilog("server invite server examples/sites.toml st-mary.request.toml st-john.request.toml"),
 )
 @click.argument("folder", type=FOLDER)
 @click.argument("config", type=FOLDER)

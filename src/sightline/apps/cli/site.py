@@ -19,6 +19,7 @@ SITE_EXAMPLES = """
 \b
 Examples:
   sightline site init st-mary --data st-mary.npz --classes 10 --epsilon 8
+  sightline site init st-mary --data patients.csv --label state --classes healthy,ill,unsure --epsilon 8
   sightline site join st-mary invitation.toml --start
   sightline site status st-mary
   sightline site approve experiment.toml --site st-mary
@@ -40,7 +41,8 @@ USERS = "Users of its processes, comma-separated (default as root: one each, mad
 )
 @click.argument("folder", type=FOLDER)
 @click.option("--data", type=FOLDER, required=True, help="The examples: .npz of train_x, train_y, or .csv, .parquet.")
-@click.option("--classes", type=int, required=True, help="The number of classes, the same at every site.")
+@click.option("--classes", required=True, metavar="NUMBER|NAME,NAME", help="How many classes, or the labels in a fixed "
+              "order if they are text; the same at every site.")  # fmt: skip
 @click.option("--epsilon", type=float, required=True, help="The budget for the life of these data.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="The delta of the budget.")
 @click.option("--unit", type=click.Choice(["sample", "client"]), default="sample", show_default=True,
@@ -52,19 +54,20 @@ USERS = "Users of its processes, comma-separated (default as root: one each, mad
 @click.option("--name", help="Name of this site for the operator (default: the folder's name).")
 @click.option("--users", help=USERS)
 def init_command(
-    folder: Path, data: Path, classes: int, epsilon: float, delta: float, unit: str, label: str | None,
+    folder: Path, data: Path, classes: str, epsilon: float, delta: float, unit: str, label: str | None,
     vocabulary: int, trust_server: bool, counter: str | None, name: str | None, users: str | None,
 ) -> None:  # fmt: skip
     """Make a site in FOLDER: a copy of its data, its policy, a key for its node, and a request for the operator."""
     federation = import_federation()
-    content, examples = _read_examples(data, classes=classes, vocabulary=vocabulary, label=label)
-    policy = {"classes": classes, "vocabulary": vocabulary, "unit": unit, "epsilon": epsilon, "delta": delta}
+    count, names = read_classes(classes)
+    content, examples = _read_examples(data, classes=list(names) or count, vocabulary=vocabulary, label=label)
+    policy = {"classes": count, "vocabulary": vocabulary, "unit": unit, "epsilon": epsilon, "delta": delta}
     policy |= {"trust_server": trust_server, "counter": counter or "../counter/number"}
     _check_policy(policy, examples)
     who = federation.find_users(users, federation.SITE_USERS)
-    request = federation.init_site(folder, name or folder.resolve().name, policy, content, examples, who)
+    request = federation.init_site(folder, name or folder.resolve().name, policy, content, examples, who, names)
     click.echo(f"site {request.name}: {examples} examples, epsilon {epsilon:g} at delta={delta:g} per {unit}")
-    click.echo(f"send this file to the operator: {folder / federation.REQUEST}")
+    click.echo(f"send this file to the operator: {federation.request_path(folder, request.name)}")
     click.echo(f"and tell them the fingerprint of its key by telephone: {federation.fingerprint_key(request.key)}")
 
 
@@ -79,7 +82,23 @@ def import_federation() -> Any:
     return federation
 
 
-def _read_examples(path: Path, *, classes: int, vocabulary: int, label: str | None) -> tuple[bytes, int]:
+def read_classes(text: str) -> tuple[int, tuple[str, ...]]:
+    """Return the number of classes, and their names if they have names.
+
+    >>> read_classes("3"), read_classes("healthy,ill")
+    ((3, ()), (2, ('healthy', 'ill')))
+    """
+    from sightline.errors import invalid
+
+    if text.strip().isascii() and text.strip().isdigit():
+        return int(text), ()
+    names = tuple(name.strip() for name in text.split(","))
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        invalid("--classes", text, "is neither a number nor a list of different names", "e.g. --classes healthy,ill")
+    return len(names), names
+
+
+def _read_examples(path: Path, *, classes: int | list[str], vocabulary: int, label: str | None) -> tuple[bytes, int]:
     """Return the examples of a file as a site keeps them, checked, and their number."""
     import io
 
@@ -100,7 +119,9 @@ def _read_examples(path: Path, *, classes: int, vocabulary: int, label: str | No
         given = {"train_x": x, "train_y": y}
     given.setdefault("test_x", given["train_x"][:0])
     given.setdefault("test_y", given["train_y"][:0])
-    checked = checked_client("site", tuple(given[name] for name in ARRAYS), Data(source=str(path), classes=classes))
+    checked = checked_client(
+        "site", tuple(given[name] for name in ARRAYS), Data(**{"source": str(path), "classes": classes})
+    )
     content = io.BytesIO()
     train, test = checked.train, checked.test
     np.savez(content, train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
