@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -76,7 +77,7 @@ def parse(plain: dict[str, Any]) -> Experiment:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the resolved file: every key with its value, so that it can be run again unchanged."""
-    return str(experiment)
+    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
 def _apply_override(plain: dict[str, Any], assignment: str, beside: set[str], on_note: Callable[[str], None]) -> None:

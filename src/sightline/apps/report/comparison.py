@@ -17,6 +17,7 @@ from typing import Any
 from sightline.apps.report.guarantee import sight_terms
 from sightline.apps.report.run_view import RunView, runs_of
 from sightline.apps.report.sections import setting_text
+from sightline.config.experiment import unread_keys
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import did_you_mean, invalid, printable
 from sightline.events import Unit
@@ -235,9 +236,17 @@ def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison
 
 
 def flat_settings(run: RunView) -> dict[str, Any]:
-    """Return the settings of a run under dotted names, or {} if its file is missing or broken."""
+    """Return the settings of a run under dotted names, or {} if its file is missing or broken.
+
+    Keys of `[data]` that its source does not read are left out.
+    """
     try:
-        settings = dict(_flatten_table(tomllib.loads(run.settings)))
+        tables = tomllib.loads(run.settings)
+        data = tables.get("data")
+        if isinstance(data, dict):
+            unread = unread_keys(data)
+            tables["data"] = {key: value for key, value in data.items() if key not in unread}
+        settings = dict(_flatten_table(tables))
     except (ValueError, RecursionError):
         # Not TOML, nested too deep, or too long a number.
         return {}
