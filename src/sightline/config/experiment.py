@@ -145,6 +145,10 @@ class Data(Section):
         if isinstance(given.get("source"), str) and is_data_path(given["source"]):
             # A file either names its clients or is dealt explicitly; "iid" would deal it without being asked to.
             given = {"partition": "natural"} | given
+        classes = given.get("classes", 2)
+        if isinstance(classes, bool) or not isinstance(classes, int | list | tuple):
+            reason = "must be the number of classes, or the list of their names"
+            invalid("data.classes", classes, reason, 'e.g. 3, or ["cat", "dog"]')
         names = given.get("classes") if isinstance(given.get("classes"), list | tuple) else given.get("class_names")
         if not isinstance(names, list | tuple):
             return given

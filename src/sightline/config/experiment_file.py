@@ -169,6 +169,24 @@ def list_keys(section: type[BaseModel] = Experiment, prefix: str = "") -> dict[s
     return keys
 
 
+OTHER_WORDS = {
+    "lr": "local.learning_rate",
+    "batch": "local.batch_size",
+    "bs": "local.batch_size",
+    "clip": "privacy.clip_norm",
+    "max_grad_norm": "privacy.clip_norm",
+    "eps": "privacy.epsilon",
+    "sigma": "privacy.noise_multiplier",
+    "noise": "privacy.noise_multiplier",
+    "topology": "topology.kind",
+    "algorithm": "algorithm.name",
+    "model": "model.name",
+    "data": "data.source",
+    "dataset": "data.source",
+}
+"""What people write for a key."""
+
+
 def find_keys(name: str) -> list[str]:
     """Return the keys inside tables that end in this name.
 
@@ -176,6 +194,8 @@ def find_keys(name: str) -> list[str]:
     (['privacy.epsilon'], ['privacy.noise_multiplier'])
     """
     name = name.replace("-", "_")
+    if name in OTHER_WORDS:
+        return [OTHER_WORDS[name]]
     return [key for key in list_keys() if key.endswith(f".{name}")]
 
 

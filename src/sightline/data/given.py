@@ -140,8 +140,12 @@ def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PY
     foreign = "source" in said and settings.source not in (PYTHON, source)
     if given.pool is not None and partition in (None, "natural"):
         reason = "it is one data set, and the client of each example is unknown"
-        way_out = 'partition it, e.g. data.partition = "dirichlet" and data.clients = 20; or give a list with one'
-        invalid("data", source, reason, f'{way_out} (x, y) each, or a table with a column "client"')
+        way_out = 'partition it, e.g. data.partition = "dirichlet" and data.clients = 20; or '
+        if source != PYTHON and Path(source).is_dir():
+            way_out += "make folders client/class"
+        else:
+            way_out += 'give a list with one (x, y) each, or a table with a column "client"'
+        invalid("data", source, reason, way_out)
     if given.pool is None and partition not in (None, "natural", "by_user") and not foreign:
         reason = f"the data names {len(given)} clients, and a partition would mix them"
         invalid("data.partition", partition, reason, "remove it, or give all examples as one (x, y) or table")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.apps.cli.main import end_words, set_option
+from sightline.apps.cli.main import complete_over, end_words, set_option
 from sightline.errors import printable
 
 if TYPE_CHECKING:
@@ -95,10 +95,17 @@ class ComparisonOutput:
     choice: "FigureChoice"
 
 
+def _complete_panels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from sightline.apps.report.comparison_figure import PANELS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in PANELS if name.startswith(last) and name not in before.split(",")]
+
+
 OUTPUT_OPTIONS = (
     click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf."),
     click.option(
-        "--panels", metavar="NAME,NAME", default="",
+        "--panels", metavar="NAME,NAME", default="", shell_complete=_complete_panels,
         help="Panels of the figure: swept (metric by setting), rounds, epsilon, time, traffic, energy (default: all).",
     ),
     click.option("--metric", default="", metavar="NAME", help="What the figure shows (default: the main metric)."),
@@ -250,7 +257,8 @@ Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 
 
 @click.command("sweep", epilog=SWEEP_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--over", multiple=True, metavar="KEY=V,V", help="Values of one key; several --over are combined.")
+@click.option("--over", multiple=True, metavar="KEY=V,V", shell_complete=complete_over,
+              help="Values of one key; several --over are combined.")  # fmt: skip
 @click.option("--seeds", type=int, help="Number of seeds of every combination, from the file's own upwards.")
 @set_option("Change a key in every run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs (default: runs/NAME-sweep).")

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -151,6 +152,17 @@ class Site:
         left = {call.position: _answer_name(approval, call) in record.counted for call in approval.calls}
         waiting = [index for index, counted in left.items() if index > last or (index == last and not counted)]
         return sum(left.values()), 0 if approval.id in record.ended else len(waiting)
+
+    def describe_run(self, approval: Approval) -> dict[str, Any]:
+        """Return an approval's experiment, how far its run is, and when the site last wrote an answer to it."""
+        store, (answered, left) = self._store(approval.id), self.progress(approval)
+        if approval.id in self.budget.record().ended:
+            progress = "ended"
+        else:
+            progress = "not begun" if store.run is None else "running" if left else "all answered"
+        last = store.written() if answered else None
+        shown = None if last is None else f"{last.astimezone():%Y-%m-%d %H:%M}"
+        return {"experiment": approving.read_approved(approval).name, "progress": progress, "last_answer": shown}
 
     def health(self) -> dict[str, str]:
         """Return whether the site would answer: its policy can be read, and its state is the newest."""
