@@ -323,6 +323,14 @@ def test_every_command_takes_the_clients_of_a_file(tmp_path: Path, monkeypatch: 
     assert group["seeds"] == [0, 1]
 
 
+def test_a_folder_of_classes_alone_is_told_how_clients_are_named(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name / "one.png")
+    with pytest.raises(InvalidInput, match=r"or make folders client/class$"):
+        load_federation(Data(source=f"{tmp_path}", classes=["cat", "dog"]), streams=Streams.from_seed(0))
+
+
 def test_a_path_is_dealt_by_a_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_patients(tmp_path / "patients.csv")

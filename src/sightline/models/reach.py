@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -48,15 +49,11 @@ FIXED = (
 )  # fmt: skip
 """Types whose objects cannot change: they are compared by identity."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-ABC_DATA = type(vars(abc.ABC)["_abc_impl"])
-"""What Python keeps of an abstract class for `isinstance`."""
+ABC_DATA = type(vars(abc.ABC)["_abc_impl"])  # what Python keeps of an abstract class for isinstance
 LOGGER = frozenset(vars(logging.getLogger("sightline.none"))) - {"level", "disabled", "propagate", "name"}
 """Attributes of a logger that logging itself fills."""
 MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
 """Class attributes that Python creates and no assignment changes, or that say where code stands."""
-
-NOT_SET: Any = object()
-"""The value of a context variable that is not set; it differs from one that is set to any value, also to None."""
 
 Leaf = tuple[str, Any]
 """Where a value is, and the value."""
@@ -72,6 +69,10 @@ class Itself:
         return isinstance(other, Itself) and other.value is self.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+NOT_SET = Itself(None)
+"""The value of a context variable that is not set; it differs from one that is set to any value, also to None."""
 
 
 # An object that cannot be inspected may hold data of earlier examples, so it must count as changed, never as unchanged.
@@ -260,10 +261,10 @@ class Walk:
 
     def of_variable(self, path: str, value: "contextvars.ContextVar[Any]") -> Iterator[Leaf]:
         """Yield the value of a context variable here, and its default, which an empty context has."""
-        for part, content in ((path, value.get(NOT_SET)), (f"the default of {path}", _default_of(value))):
-            yield f"whether {part} is set", content is not NOT_SET
-            if content is not NOT_SET:
-                yield from self.of_value(part, content)
+        contents: dict[str, Any] = {path: value.get(NOT_SET)}
+        with suppress(LookupError):  # it has no default
+            contents[f"the default of {path}"] = contextvars.Context().run(value.get)
+        yield from chain.from_iterable(self.of_value(part, content) for part, content in contents.items())
 
     def of_cache(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield the contents of a functools cache."""
@@ -358,14 +359,6 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Return the slots of a class, whatever their names."""
     every = (pair for base in reversed(kind.__mro__) for pair in vars(base).items())
     return tuple((key, slot) for key, slot in every if isinstance(slot, types.MemberDescriptorType))
-
-
-def _default_of(value: "contextvars.ContextVar[Any]") -> Any:
-    try:
-        return contextvars.Context().run(value.get)
-    # It has no default.
-    except LookupError:
-        return NOT_SET
 
 
 def _read_slot(slot: Any, value: Any) -> tuple[Any, ...]:

@@ -143,7 +143,7 @@ def _read_examples(path: Path, *, classes: int | list[str], vocabulary: int, lab
     given.setdefault("test_x", given["train_x"][:0])
     given.setdefault("test_y", given["train_y"][:0])
     checked = checked_client(
-        "site", tuple(given[name] for name in ARRAYS), Data(**{"source": str(path), "classes": classes})
+        "site", tuple(given[name] for name in ARRAYS), Data.model_validate({"source": str(path), "classes": classes})
     )
     content = io.BytesIO()
     train, test = checked.train, checked.test

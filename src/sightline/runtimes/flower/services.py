@@ -77,7 +77,7 @@ def write_compose(folder: Path, kind: str, users: Sequence[str]) -> Path:
     """Write the Compose file of a `server` or a `site` into its folder; return its path."""
     folder = folder.resolve()
     # The same path in the container, so that what the folder's files say holds there too.
-    volumes = [{"type": "bind", "source": str(folder), "target": str(folder)}]
+    volumes: list[dict[str, object]] = [{"type": "bind", "source": str(folder), "target": str(folder)}]
     if users:
         volumes += [
             {"type": "bind", "source": path, "target": path, "read_only": True}
