@@ -71,7 +71,7 @@ def write_states(path, labels):
     path.write_text("\n".join(["age,dose,state", *rows]), encoding="utf-8")
 
 
-def test_text_labels_are_named_and_the_invitation_says_what_the_sites_have(tmp_path):
+def test_named_classes(tmp_path):
     """It said source = "digits", features = 60 and classes = 10 to the owner of a table with two inputs."""
     names, server = ["healthy", "ill", "unsure"], tmp_path / "server"
     federation.init_server(server, f"127.0.0.1:{free_port()}", None, [])
@@ -110,7 +110,7 @@ def test_text_labels_are_named_and_the_invitation_says_what_the_sites_have(tmp_p
     assert joined(tmp_path / "john", server / federation.INVITATION) == 1
 
 
-def test_a_request_of_an_earlier_version_is_found(invited):
+def test_an_old_request(invited):
     *_, mary, _, path = invited
     (mary / "mary.request.toml").rename(mary / "request.toml")
     assert joined(mary, path) == 0

@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,8 +46,16 @@ def read_compose(path):
 
 
 @pytest.fixture
-def made(tmp_path):
+def short():
+    """Return a folder whose path leaves room for a Unix socket's."""
+    with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
+        yield Path(folder).resolve()
+
+
+@pytest.fixture
+def made(short):
     """Return the folders of a server and a site, and what the commands printed."""
+    tmp_path = short
     np.savez(tmp_path / "mary.npz", train_x=np.zeros((20, 4), dtype=np.float32), train_y=np.arange(20) % 2)
     more = ("--users", "", "--systemd", "--compose")
     told = [command("server", "init", "server", "--address", "127.0.0.1:8000", *more, cwd=tmp_path)]
