@@ -9,12 +9,18 @@ DOCS = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 OWN_PAGE = re.compile(r"\]\(([\w-]+)\.md(#[\w-]+)?\)")
 START = """\
-# in the folder of the clone, with the sightline of this kernel
+# in a fresh folder with the folders of the clone, so that it runs again, and with the sightline of this kernel
 import os
 import sys
+import tempfile
 
 while not os.path.isdir("examples") and os.getcwd() != os.path.dirname(os.getcwd()):
     os.chdir("..")
+clone = os.path.dirname(os.path.realpath("examples"))
+os.chdir(tempfile.mkdtemp(prefix="sightline-"))
+for entry in os.scandir(clone):
+    if entry.is_dir() and entry.name != "runs":
+        os.symlink(entry.path, entry.name)
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]"""
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from sightline import engine
 from sightline.apps import report
 from sightline.config import Experiment, parse, read
+from sightline.config.experiment import SAFE_NAME
 from sightline.console import RoundBar, wants_progress
-from sightline.data import PYTHON, Federation, deal_given, read_given, settle_data
+from sightline.data import PYTHON, Federation, deal_given, read_given, settle_experiment
 from sightline.engine import BuiltExperiment, RunRecord, replace_nonfinite
 from sightline.engine.checkpoint import paths_by_measuring
 from sightline.engine.evaluation import MetricFunction, OwnMetrics, best_metric, read_metrics
@@ -124,14 +125,15 @@ def run(
     resume = resume or more_rounds is not None
     if "privacy" not in experiment.model_fields_set and not resume:
         notes.append(
-            "no [privacy]: nothing is promised, every update is published without noise; add epsilon = 8 under it"
+            "no [privacy]: nothing is promised, every update is published without noise; add [privacy] with epsilon = 8"
         )
     if accept_changes and not resume:
         invalid(
             "--accept-changes", True, "a new run has no earlier code that could have changed", "give it with --resume"
         )
+    label = _folder_name(file, experiment)
     experiment, federation, factory = take_objects(experiment, data, test, model)
-    directory = engine.directory_to_resume(experiment, folder) if resume else None
+    directory = engine.directory_to_resume(experiment, folder, label) if resume else None
     # Everything is built and calibrated before the directory is made, so that invalid input leaves nothing behind.
     build = partial(
         engine.build_experiment, federation=federation, factory=factory, device=_training_device(experiment, runtime)
@@ -144,7 +146,7 @@ def run(
     # Only now, so that an error is one line.
     for note in notes:
         _tell(note)
-    directory = directory or engine.new_directory(experiment, folder)
+    directory = directory or engine.new_directory(experiment, folder, label)
     done, callers = Run(directory, built.model), _Listeners(listeners)
     command = _resume_command(directory, data=data, test=test, model=model, metrics=own.functions or None)
     make_simulator = simulator_maker(workers)
@@ -244,26 +246,27 @@ def take_objects(
     if data is None and test is not None:
         invalid("test", type(test).__name__, "test examples need data=", "pass data= as well")
     given = None if data is None else read_given(data, test, experiment.data.options)
-    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
-    if given is not None:
-        plain["data"] |= settle_data(experiment.data, given, experiment.model.target, source=source)
-        if plain["data"]["partition"] == "natural":
-            for key in ("clusters", "reuse"):
-                plain["data"].pop(key, None)
     factory = None
+    settled = experiment if given is None else settle_experiment(experiment, given, source=source)
     if model is not None:
+        plain: dict[str, Any] = settled.model_dump(mode="json", exclude_none=True)
         name, factory = (model, None) if isinstance(model, str) else read_given_model(model)
         if "name" in experiment.model.model_fields_set and experiment.model.name != name and factory is not None:
             # These settings belong to the model that the file names.
             for key in ("init", *experiment.model.settings):
                 plain["model"].pop(key, None)
         plain["model"] |= {"name": name}
-    if given is None and model is None:
-        return experiment, None, None
-    experiment = parse(plain)
+        settled = parse(plain)
+    experiment = settled
     streams, task = Streams.from_seed(experiment.seed), experiment.model.target
     federation = None if given is None else deal_given(given, experiment.data, streams, task)
     return experiment, federation, factory
+
+
+def _folder_name(file: Any, experiment: Experiment) -> str:
+    """Return the name of the run's folder: that of the experiment, or its file's if it has none of its own."""
+    stem = Path(file).stem if isinstance(file, str | Path) else ""
+    return stem if "name" not in experiment.model_fields_set and SAFE_NAME.fullmatch(stem) else experiment.name
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> list[Any]:

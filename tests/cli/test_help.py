@@ -61,6 +61,13 @@ def test_bash_completes_commands():
     assert "completion" in COMMANDS
 
 
+@pytest.mark.parametrize("group", ["site", "server", "flower"])
+def test_the_list_of_a_groups_commands_is_not_cut(group):
+    told = sightline(group, "--help").stdout.partition("Commands:")[2]
+    assert told.strip()
+    assert "..." not in told
+
+
 def test_colours_follow_no_color():
     red_to_white = [f"\x1b[3{digit}m" for digit in range(8)]
     wanted = sightline("datasets", FORCE_COLOR="1").stdout

@@ -67,6 +67,7 @@ def desk(tmp_path_factory):
         assert run_arguments(["flower", "shards", "examples/sites.toml", "sites", "--epsilon", "8"]) == 0
         Path("st-mary").symlink_to("sites/site-0")
         Path("experiment.toml").write_text(Path("examples/sites.toml").read_text())
+        Path("patients.csv").write_text("age,dose,state\n" + "1,2,healthy\n3,4,ill\n" * 20)
         np.savez("st-mary.npz", train_x=np.zeros((20, 64), dtype=np.float32), train_y=np.arange(20) % 10)
         Path("mynet.py").write_text(MYNET)
         sys.path.insert(0, str(place))

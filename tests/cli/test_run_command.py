@@ -246,6 +246,12 @@ HINTS = {
     ("--noise-multiplier=2",): "write --set privacy.noise_multiplier=2",
     ("--set", "epsilon=4"): "epsilon=4: unknown key; did you mean privacy.epsilon?",
     ("--set", "data.batch_size=4"): "did you mean local.batch_size?",
+    ("--lr", "0.1"): "--lr=0.1: not an option but a key of the experiment; write --set local.learning_rate=0.1",
+    ("--topology", "tree"): "write --set topology.kind=tree",
+    ("--set", "lr=0.1"): "lr=0.1: unknown key; did you mean local.learning_rate?",
+    ("--set", "clip=1"): "did you mean privacy.clip_norm?",
+    ("--dry-run",): "write --plan",
+    ("--set", "data.classes=three"): "must be the number of classes, or the list of their names",
     ("--bogus",): "see sightline run --help",
 }
 
@@ -289,6 +295,38 @@ def test_a_shell_completes_keys_and_values(tmp_path):
         "plain,privacy.unit=sample",
         "plain,privacy.unit=none",
     ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("sweep x.toml --over privacy.eps", ["privacy.epsilon="]),
+        ("sweep x.toml --over privacy.unit=client,s", ["privacy.unit=client,sample"]),
+        ("new x.toml --algorithm fedp", ["fedprox"]),
+        ("new x.toml --topology cl", ["clusters"]),
+        ("compare runs --panels swept,ep", ["swept,epsilon"]),
+    ],
+)
+def test_a_shell_completes_values_of_options(tmp_path, typed, wanted):
+    words = f"sightline {typed}"
+    asked = {"_SIGHTLINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    assert started(cwd=tmp_path, **asked).stdout.split() == [f"plain,{word}" for word in wanted]
+
+
+def test_a_file_without_a_name_names_the_folder_of_its_run(tmp_path):
+    (tmp_path / "mine.toml").write_text("rounds = 1\n[data]\ntrain_samples = 100\nclients = 2\n", encoding="utf-8")
+    for folder in ("mine", "mine-2"):
+        done = command("run", "mine.toml", cwd=tmp_path)
+        assert "add [privacy] with epsilon = 8" in done.stderr
+        assert 'name = "experiment"' in (tmp_path / "runs" / folder / "config.toml").read_text()
+    assert command("run", "mine.toml", "--resume", cwd=tmp_path).returncode == 0
+
+
+def test_a_folder_is_given_with_a_slash(tmp_path):
+    for place in ("clients/a", "clients/b"):
+        (tmp_path / place).mkdir(parents=True)
+    done = command("run", QUICKSTART, "--plan", "--set", "data.source=clients", cwd=tmp_path)
+    assert 'data.source=clients: is not a known name, but a file or folder here; write "./clients"' in done.stderr
 
 
 def test_a_new_file_runs_as_it_stands(tmp_path):

@@ -51,6 +51,7 @@ def test_approved_and_seen_in_the_status(desk, capsys):
     assert f"left: {100 - used:.1f} %, room for one Gaussian experiment of epsilon" in said
     assert f"counter: {desk / 'sites' / 'site-2.counter'}" in said
     assert f"{made['approval']}  {used:.1f} %  epsilon 3.139 alone  0 of 4 calls answered, 4 left\n" in said
+    assert f"  {status['approvals'][0]['experiment']} on no server known: not begun\n" in said
     assert run_arguments([*words, "--yes"]) == 3, "a second one does not fit"
     assert "epsilon=4" in capsys.readouterr().err
 
@@ -86,6 +87,7 @@ def test_revoked_and_seen_in_the_status(desk, capsys, monkeypatch):
     assert run_arguments(["site", "status", "sites/site-2"]) == 0
     said = capsys.readouterr().out
     assert "0 of 4 calls answered, 0 left  revoked: nothing more is answered, its share stays reserved\n" in said
+    assert " on no server known: ended\n" in said
     assert run_arguments(["site", "status", "sites/site-2", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert [(one["state"], one["left"]) for one in status["approvals"]] == [("revoked", 0)]

@@ -177,3 +177,25 @@ def test_any_value_in_any_place_is_an_experiment_or_one_line(data):
         parse({"rounds": 2, section: table})
     except InvalidInput as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ({"source": "patients.csv", "classes": 2}, {"source", "clients", "partition", "classes", "test_fraction"}),
+        ({"partition": "dirichlet"}, {"source", "clients", "partition", "concentration", "test_fraction"}),
+        ({"source": "synthetic", "partition": "natural"}, {"alpha", "features", "classes", "size_mean", "iid"}),
+        ({"source": "cifar10", "features": "scattering"}, {"source", "features"}),
+    ],
+    ids=["file", "dirichlet", "synthetic", "scattering"],
+)
+def test_what_is_printed_has_only_keys_that_the_source_reads(data, shown):
+    """The stored file keeps every key: its digest names the experiment."""
+    experiment = parse({"rounds": 1, "data": data})
+    printed, stored = (tomllib.loads(text)["data"] for text in (str(experiment), to_toml(experiment)))
+    assert shown <= set(printed)
+    unread = {"alpha", "size_mean", "iid"} if data.get("source") != "synthetic" else {"concentration", "reuse"}
+    assert not unread & set(printed)
+    assert unread <= set(stored)
+    assert ("features" in printed) == ("features" in shown)
+    assert parse(tomllib.loads(to_toml(experiment))) == experiment

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
@@ -293,11 +294,41 @@ def test_a_file_names_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "healthy" in run.report.read_text()
     told = json.loads(command("report", "one", "--json").stdout)
     assert told["class_names"] == ["healthy", "ill"]
-    # The resolved file runs and resumes by itself; without the number of clients only `run` finds it out.
+    # The resolved file runs and resumes by itself.
     assert load_federation(kept, streams=Streams.from_seed(0)).sizes.sum() == 96
-    with pytest.raises(InvalidInput, match=r"patients.csv has 3 clients; write clients = 3"):
-        load_federation(Data(**data), streams=Streams.from_seed(0))
+    assert len(load_federation(Data(**data), streams=Streams.from_seed(0)).clients) == 3
+    with pytest.raises(InvalidInput, match=r"data.clients=4: the data has 3 clients; write 3, or leave it out"):
+        load_federation(Data(**data, clients=4), streams=Streams.from_seed(0))
     sightline.run("one", resume=True)
+
+
+def test_every_command_takes_the_clients_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_patients(tmp_path / "patients.csv")
+    private = {"unit": "client", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 0.01}
+    file = FILE | {"data": {"source": "patients.csv", "classes": ["healthy", "ill"]}, "privacy": private}
+    Path("text.toml").write_text(tomli_w.dumps(file), encoding="utf-8")
+    assert json.loads(command("run", "text.toml", "--plan", "--json").stdout)["clients"] == 3
+    given = command("run", "text.toml", "--plan", "--set", "data.clients=4")
+    assert given.returncode == 2
+    assert "data.clients=4: the data has 3 clients" in given.stderr
+    found = command("audit", "text.toml", "--trials", "20", "--canaries", "10", "--runs", "0", "--rounds", "1")
+    assert found.returncode == 0, found.stderr
+    # A second call finds the runs of the first: the settings of its jobs are those that the runs stored.
+    for before in (0, 2):
+        swept = command("sweep", "text.toml", "--seeds", "2", "--workers", "1", "--out", "swept", "--json")
+        assert swept.returncode == 0, swept.stderr
+        assert [json.loads(swept.stdout)[name] for name in ("done", "done_before")] == [2, before]
+    (group,) = json.loads(command("compare", "swept/seed=0", "swept/seed=1", "--json").stdout)["groups"]
+    assert group["seeds"] == [0, 1]
+
+
+def test_a_folder_of_classes_alone_is_told_how_clients_are_named(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name / "one.png")
+    with pytest.raises(InvalidInput, match=r"or make folders client/class$"):
+        load_federation(Data(source=f"{tmp_path}", classes=["cat", "dog"]), streams=Streams.from_seed(0))
 
 
 def test_a_path_is_dealt_by_a_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,27 @@ def test_every_block_is_a_cell_and_every_cell_is_a_program(page: Path):
     assert len({cell["id"] for cell in cells}) == len(cells)
 
 
+def test_a_notebook_starts_in_a_fresh_folder_every_time(tmp_path, monkeypatch):
+    """Its commands write `runs/first` and `mine.toml`, which must not be there from the last time."""
+    clone, temporary = tmp_path / "clone", tmp_path / "temporary"
+    for folder in (clone / "examples", clone / "runs", clone / "docs" / "notebooks", temporary):
+        folder.mkdir(parents=True)
+    (clone / "examples" / "quickstart.toml").write_text("")
+    monkeypatch.chdir(clone / "docs" / "notebooks")
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    places = []
+    for _ in range(2):
+        exec(compile(GENERATOR.START, "start", "exec"), {})
+        places.append(Path.cwd())
+        assert Path("examples/quickstart.toml").is_file()
+        assert sorted(path.name for path in Path().iterdir()) == ["docs", "examples"]
+        Path("runs").mkdir()
+        Path("mine.toml").write_text("")
+    assert len(set(places)) == 2
+    assert not list((clone / "runs").iterdir())
+
+
 def test_links_between_tutorials_stay_between_notebooks():
     made = GENERATOR.notebook("# A\n\n[b](b.md) and [data](../data.md)\n\n```python\n1\n```\n")
     assert "](b.ipynb)" in made

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import pytest
 from sightline.errors import InvalidInput
 
 pytest.importorskip("flwr", reason="needs sightline[flower]: make flower-test")
-from sightline.config import parse
+from sightline.config import parse, to_toml
 from sightline.runtimes.flower import federation, processes
+from tests.commands import command
 from tests.flower.cases import changed, privacy
 from tests.flower.deployment import free_port
 from tests.flower.test_separate_users import runs_for_others
@@ -64,6 +66,56 @@ def test_sites_get_numbers_in_order_and_keep_them(invited):
         federation.assign_numbers([], [again, again])
 
 
+def write_states(path, labels):
+    rows = [f"{number % 7},{number % 3},{labels[number % len(labels)]}" for number in range(30)]
+    path.write_text("\n".join(["age,dose,state", *rows]), encoding="utf-8")
+
+
+def test_named_classes(tmp_path):
+    """It said source = "digits", features = 60 and classes = 10 to the owner of a table with two inputs."""
+    names, server = ["healthy", "ill", "unsure"], tmp_path / "server"
+    federation.init_server(server, f"127.0.0.1:{free_port()}", None, [])
+    write_states(tmp_path / "states.csv", names)
+    init = ("--data", "states.csv", "--label", "state", "--epsilon", "8", "--unit", "client")
+    for site, classes in (
+        ("mary", "healthy,ill,unsure"),
+        ("john", "healthy, ill, unsure"),
+        ("anne", "ill,healthy,unsure"),
+    ):
+        done = command("site", "init", site, *init, "--classes", classes, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"{site}/{site}.request.toml" in done.stdout
+    with np.load(tmp_path / "mary" / "site" / "data.npz") as kept:
+        assert kept["train_y"].tolist() == [0, 1, 2] * 10
+    for wrong in ("healthy", "healthy,,ill", "ill,ill"):
+        told = command("site", "init", "other", *init, "--classes", wrong, cwd=tmp_path)
+        assert f"--classes={wrong}: is neither a number nor a list" in told.stderr
+    assert (
+        "label 'unsure' is not one of them"
+        in command("site", "init", "other", *init, "--classes", "healthy,ill", cwd=tmp_path).stderr
+    )
+    (tmp_path / "two.toml").write_text(to_toml(parse(EXPERIMENT | {"data": {"clients": 2}})), encoding="utf-8")
+    invite = ("server", "invite", "server", "two.toml", "mary/mary.request.toml")
+    told = command(*invite, "anne/anne.request.toml", "--yes", "--set", "data.classes=3", cwd=tmp_path)
+    assert "client-0 has 3 classes (healthy, ill, unsure), client-1 has 3 classes (ill, healthy" in told.stderr
+    told = command(*invite, "john/john.request.toml", "--yes", cwd=tmp_path)
+    assert (
+        'data.classes=10: the sites have 3 classes (healthy, ill, unsure); --set data.classes=["healthy"' in told.stderr
+    )
+    told = command(*invite, "john/john.request.toml", "--yes", "--set", "data.classes=3", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    invitation, _, experiment = federation.read_invitation(server / federation.INVITATION)
+    assert tomllib.loads(invitation.experiment)["data"] == {"clients": 2, "classes": 3, "class_names": names}
+    assert (experiment.data.classes, experiment.data.class_names) == (3, tuple(names))
+    assert joined(tmp_path / "john", server / federation.INVITATION) == 1
+
+
+def test_an_old_request(invited):
+    *_, mary, _, path = invited
+    (mary / "mary.request.toml").rename(mary / "request.toml")
+    assert joined(mary, path) == 0
+
+
 def test_an_expired_invitation_is_refused(invited):
     *_, mary, _, path = invited
     text = path.read_text()
@@ -91,7 +143,7 @@ def test_an_invitation_for_others_or_of_another_authority_is_refused(invited, tm
     joined(mary, path)
     other = tmp_path / "other"
     federation.init_server(other, "127.0.0.1:8000", None, [])
-    request = federation.read_section(mary / federation.REQUEST, federation.SiteRequest, "")
+    request = federation.read_section(federation.request_path(mary, "mary"), federation.SiteRequest, "")
     one = parse(EXPERIMENT | {"data": EXPERIMENT["data"] | {"clients": 1}})
     federation.write_invitation(other, one, federation.assign_numbers([], [request]))
     with pytest.raises(InvalidInput, match="another certificate authority"):
@@ -184,8 +236,6 @@ def run_two_sites(tmp_path, server_users, site_users):
             line = [sys.executable, "-m", "sightline", *map(str, words), "--health-port", str(ports[name])]
             started.append(subprocess.Popen(line, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT))
 
-    from sightline.config import to_toml
-
     (tmp_path / "two.toml").write_text(to_toml(parse(EXPERIMENT)))
     generator = np.random.default_rng(0)
     for name in SITES:
@@ -194,7 +244,7 @@ def run_two_sites(tmp_path, server_users, site_users):
         run("site", "init", name, "--data", f"{name}.npz", "--classes", 10, "--epsilon", 8, "--unit", "client",
             "--users", site_users)  # fmt: skip
     run("server", "init", "server", "--address", f"127.0.0.1:{free_port()}", "--users", server_users)
-    told = run("server", "invite", "server", "two.toml", *(f"{name}/request.toml" for name in SITES), "--yes")
+    told = run("server", "invite", "server", "two.toml", *(f"{name}/{name}.request.toml" for name in SITES), "--yes")
     fingerprint = told.split("telephone: ")[-1].strip()
     try:
         start("server", "server", "start", "server")

@@ -1,5 +1,6 @@
 """The owner's newest word binds what was approved before, and no file of the state can be lost or put back unnoticed."""
 
+import re
 import shutil
 import tomllib
 
@@ -13,6 +14,7 @@ from sightline.ledger import LedgerDamaged
 from sightline.randomness import write_secret
 from sightline.runtimes.remote.client_executor import ClientSide
 from sightline.runtimes.site import policy as signature
+from sightline.runtimes.site.approval import read_approved
 from sightline.runtimes.site.site import CLOSED, Site, answer_from
 from sightline.runtimes.site.state import RunStore
 from tests.flower.cases import privacy, releases_of
@@ -158,8 +160,13 @@ def test_a_plan_that_is_not_the_approved_one_is_refused(site_of):  # noqa: F811
 
 def test_a_revoked_approval_answers_nothing_and_stays_spent(site_of):  # noqa: F811
     site = site_of(LOCAL, epsilon=5.0)
-    assert "value" in site.answer(question(LOCAL)).arrays
     (approval,) = site.approvals.all()
+    told = {"experiment": read_approved(approval).name, "progress": "not begun", "last_answer": None}
+    assert site.describe_run(approval) == told
+    assert "value" in site.answer(question(LOCAL)).arrays
+    running = site.describe_run(approval)
+    assert running["progress"] == "running"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", running["last_answer"])
     cost = site.spent()
     assert Site(site.folder).revoke(approval.id)
     assert not Site(site.folder).revoke(approval.id), "once is enough"
@@ -167,6 +174,7 @@ def test_a_revoked_approval_answers_nothing_and_stays_spent(site_of):  # noqa: F
         assert "revoked it; nothing more is answered" in refusal(site, **asked) or "bound" in refusal(site, **asked)
     assert site.spent() == cost
     assert site.progress(approval) == (1, 0)
+    assert site.describe_run(approval)["progress"] == "ended"
     with pytest.raises(InvalidInput, match="APPROVAL=nothing: is not approved here; sightline site status"):
         site.revoke("nothing")
 

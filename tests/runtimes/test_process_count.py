@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import sightline
+import sightline.api
 from sightline import engine
 from sightline.apps.cli.run import run_command as command
 from sightline.errors import InvalidInput
@@ -236,3 +236,11 @@ def test_rooms_of_one_row_for_each_process_are_enough(monkeypatch):
     found = rows_of(pool.run(call_of(setting, cohort)))
     pool.close()
     assert torch.equal(found, rows_of(HereTrainer(clients).run(call_of(setting, cohort))))
+
+
+@pytest.mark.parametrize("name", ["sample-level", "balanced"])
+def test_a_plan_takes_about_as_long_as_its_run(tmp_path, name):
+    """It said 235 s for a run of 0.6 s; the factor is wide, as other programs may run beside one of the two."""
+    planned = sightline.api.plan(f"examples/{name}.toml")["seconds"]
+    done = sightline.run(f"examples/{name}.toml", out=tmp_path / "run", workers=1, progress=False)
+    assert planned / 10 < done.summary["seconds"] < 10 * planned

@@ -1,7 +1,10 @@
 """A user's own metrics: every task, test set and clients, notes and refusals; the model of the best round."""
 
 import functools
+import json
 import re
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import torch
 import sightline
 from sightline.errors import InvalidInput, Refused
 from sightline.topology import client_name
+from tests.commands import command
 from tests.tasks.conftest import experiment
 
 RNG = np.random.default_rng(3)
@@ -58,6 +62,26 @@ def test_scikit_learns_metrics_are_computed_on_the_test_set_and_per_client(run):
     page = done.report.read_text()
     assert "Balanced accuracy score" in page
     assert "Test f1 score" in page
+
+
+def test_a_comparison_shows_own_metrics_beside_others(run, monkeypatch):
+    done = [run(settings(seed=seed), data=CLIENTS, test=TEST, metrics=[MACRO]) for seed in (0, 1)]
+    folders = [str(one.directory) for one in (*done, run(settings(rounds=2), data=CLIENTS, test=TEST))]
+    compared = sightline.compare(*folders)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    frame = compared.to_frame()
+    assert [row["test_f1_score"] for row in frame[:2]] == [one.metrics["f1_score"] for one in done]
+    assert [np.isnan(row["client_f1_score_worst"]) for row in frame] == [False, False, True]
+    assert "Test f1 score" in str(compared)
+    shown = command("compare", *folders, "--columns", "test_f1_score,client_f1_score_worst", "--table", "csv")
+    assert shown.stdout.splitlines()[0].endswith("test_f1_score,test_f1_score_std,client_f1_score_worst,"
+                                                 "client_f1_score_worst_std")  # fmt: skip
+    mean = np.mean([one.metrics["f1_score"] for one in done])
+    assert float(shown.stdout.splitlines()[1].split(",")[-4]) == pytest.approx(mean)
+    (group, _) = json.loads(command("compare", *folders, "--json").stdout)["groups"]
+    assert group["test_f1_score"]["mean"] == pytest.approx(mean)
+    wrong = command("compare", *folders, "--columns", "test_f1_scores")
+    assert 'did you mean "test_f1_score"?' in wrong.stderr
 
 
 def test_metrics_change_neither_model_nor_ledger(run):
@@ -201,7 +225,8 @@ def test_a_run_goes_on_without_its_metrics_and_says_so(tmp_path, capsys):
 
 REFUSED = {
     "private": (settings(keep_best="accuracy"), {"test": TEST}, "release them without noise.*data.public_test"),
-    "held out": (best(keep_best="accuracy"), {}, "examples that clients hold out"),
+    "held out": (best(keep_best="accuracy"), {}, "48 of the 48 examples of the test set are also examples of clients"),
+    "trained on": (best(keep_best="accuracy"), {"test": CLIENTS[0][:2]}, "24 of the 24 examples of the test set"),
     "personal": (best(keep_best="accuracy", algorithm={"name": "local"}), {"test": TEST}, "local tests every client"),
 }
 

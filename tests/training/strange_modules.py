@@ -1,6 +1,9 @@
 """Modules as a user might write them, each with something that carries one example, or one client, into another."""
 
+import abc
+import contextvars
 import functools
+from collections.abc import MutableMapping
 
 import torch
 from torch import nn
@@ -9,6 +12,8 @@ from torch.nn import functional
 FEATURES, CLASSES = 6, 3
 SEEN = []
 TOTAL = {"sum": None}
+SWITCH = contextvars.ContextVar("SWITCH", default=[])  # noqa: B039
+LAST = contextvars.ContextVar("LAST")
 
 
 class Base(nn.Module):
@@ -211,6 +216,24 @@ class GlobalList(Base):
         return out
 
 
+class ContextVariable(Base):
+    """Sets a variable that had no value."""
+
+    def between(self, h):
+        out = h + LAST.get(0.0)
+        LAST.set(h.detach().mean(0))
+        return out
+
+
+class ContextDefault(Base):
+    """Adds to the list that a variable has by default."""
+
+    def between(self, h):
+        out = h + (SWITCH.get()[-1] if SWITCH.get() else 0.0)
+        SWITCH.get().append(h.detach().mean(0))
+        return out
+
+
 class GlobalByFunction(Base):
     def between(self, h):
         return add_to_total(h)
@@ -290,7 +313,7 @@ REMEMBERING = {
     one.__name__: one
     for one in (
         RunningBuffer, ReplacedBuffer, Attribute, NestedAttribute, Counter, GlobalList, GlobalByFunction, ClassAttribute,
-        closure, OwnGenerator, WritesWeights, spectral, HiddenInACache,
+        ContextVariable, ContextDefault, closure, OwnGenerator, WritesWeights, spectral, HiddenInACache,
     )
 }  # fmt: skip
 """They keep something of what they have seen."""
@@ -348,6 +371,41 @@ class WritesInputs(Base):
         return super().forward(x.clamp_(-1, 1))
 
 
+SETTING = contextvars.ContextVar("SETTING", default=1.0)
+
+
+class Headers(MutableMapping[str, float], metaclass=abc.ABCMeta):
+    """Refers to an abstract class of Python by its bases, as installed packages do."""
+
+    def __init__(self):
+        self.held = {"scale": 1.0}
+
+    def __getitem__(self, name):
+        return self.held[name]
+
+    def __setitem__(self, name, value):
+        self.held[name] = value
+
+    def __delitem__(self, name):
+        del self.held[name]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+HEADERS = Headers()
+
+
+class ReadsContext(Base):
+    """Reads a context variable and an object of an abstract class, and changes neither."""
+
+    def between(self, h):
+        return h * SETTING.get() * HEADERS["scale"]
+
+
 class SparseGradient(nn.Module):
     def __init__(self):
         super().__init__()
@@ -364,7 +422,10 @@ def weight_normed(**_):
 
 
 HARMLESS = {
-    one.__name__: one for one in (Plain, Branching, Cached, Attention, Dropped, WritesInputs, SparseGradient, weight_normed)
+    one.__name__: one
+    for one in (
+        Plain, Branching, Cached, Attention, Dropped, WritesInputs, SparseGradient, weight_normed, ReadsContext,
+    )
 }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_harmless_modules_are_clipped_by_the_definition(name):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
-CERTIFIED = {"Plain", "Cached", "Attention", "Dropped", "weight_normed"}
+CERTIFIED = {"ReadsContext", "Plain", "Cached", "Attention", "Dropped", "weight_normed"}
 """Harmless modules with a certificate; the others pass example by example."""
 
 
@@ -201,6 +201,8 @@ def test_what_changed_is_named_with_a_way_out():
         "NestedAttribute": "attribute 'first.kept'['h']",
         "GlobalList": "global 'SEEN'",
         "GlobalByFunction": "global 'TOTAL'['sum']",
+        "ContextVariable": "global 'LAST'",
+        "ContextDefault": "global 'SWITCH'",
         "ClassAttribute": "class attribute 'ClassAttribute.past'",
         "closure": "'past' in the closure of between",
         "WritesWeights": "its own weights",

@@ -25,6 +25,7 @@ from threading import Lock, Thread
 from typing import IO, Any
 
 from sightline.config import Experiment, parse, read, to_toml
+from sightline.data import read_given, settle_experiment
 from sightline.engine import RunRecord, read_settings
 from sightline.engine.record import DATABASE
 from sightline.errors import InvalidInput, SightlineError, invalid
@@ -77,9 +78,17 @@ def list_jobs(file: Path, *, over: Sequence[str], seeds: int | None, given: Sequ
 def _make_job(file: Path, given: Sequence[str], settings: tuple[str, ...], out: Path) -> SweepJob:
     directory = out / folder_name(settings)
     try:
-        return SweepJob(settings, directory, read(file, [*given, *settings]))
+        return SweepJob(settings, directory, _settle_clients(read(file, [*given, *settings])))
     except InvalidInput as error:
         return SweepJob(settings, directory, None, str(error))
+
+
+def _settle_clients(experiment: Experiment) -> Experiment:
+    """Return the experiment with the clients of its file or folder, as its run will store it."""
+    if not experiment.data.is_path:
+        return experiment
+    data = experiment.data
+    return settle_experiment(experiment, read_given(data.source, None, data.options), source=data.source)
 
 
 def split_choices(text: str) -> list[str]:

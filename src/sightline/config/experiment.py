@@ -1,6 +1,7 @@
 """The sections of an experiment file as frozen values; key names are stable, scripts and papers refer to them."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -50,6 +51,27 @@ def is_data_path(source: str) -> bool:
     [True, True, False, False]
     """
     return "/" in source or "\\" in source or source.endswith((".csv", ".parquet"))
+
+
+SYNTHETIC = ("alpha", "beta", "iid", "size_mean", "size_sigma", "size_min")
+READ_BY = {"concentration": "dirichlet", "labels_per_client": "label_shards"}
+
+
+def unread_keys(data: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys of a resolved `[data]` that its source and partition do not read.
+
+    >>> sorted(unread_keys({"source": "synthetic", "partition": "dirichlet"}))
+    ['labels_per_client', 'reuse']
+    """
+    source, partition = str(data.get("source")), data.get("partition")
+    result = {key for key, one in READ_BY.items() if one != partition}
+    result |= {"reuse"} if data.get("clusters") is None else set()
+    if source == "synthetic":
+        return frozenset(result)
+    # Other sources read only the table of a transform, and those that Sightline ships know their classes.
+    result |= {*SYNTHETIC, *(["features"] if isinstance(data.get("features"), int) else [])}
+    own = source == "python" or ":" in source or is_data_path(source) or data.get("class_names")
+    return frozenset(result if own else result | {"classes"})
 
 
 class Features(Section):
@@ -125,6 +147,10 @@ class Data(Section):
         if isinstance(given.get("source"), str) and is_data_path(given["source"]):
             # A file either names its clients or is dealt explicitly; "iid" would deal it without being asked to.
             given = {"partition": "natural"} | given
+        classes = given.get("classes", 2)
+        if isinstance(classes, bool) or not isinstance(classes, int | list | tuple):
+            reason = "must be the number of classes, or the list of their names"
+            invalid("data.classes", classes, reason, 'e.g. 3, or ["cat", "dog"]')
         names = given.get("classes") if isinstance(given.get("classes"), list | tuple) else given.get("class_names")
         if not isinstance(names, list | tuple):
             return given
@@ -505,7 +531,11 @@ class Experiment(Section):
     resources: Resources | None = None
 
     def __str__(self) -> str:
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        plain = self.model_dump(mode="json", exclude_none=True)
+        # A default that the source does not read would look like a fact about the data.
+        unread = unread_keys(plain["data"])
+        plain["data"] = {key: value for key, value in plain["data"].items() if key not in unread}
+        return tomli_w.dumps(plain)
 
     # What a notebook shows: the file, not one line with every key that is not set.
     __repr__ = __str__

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -76,7 +77,7 @@ def parse(plain: dict[str, Any]) -> Experiment:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the resolved file: every key with its value, so that it can be run again unchanged."""
-    return str(experiment)
+    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
 def _apply_override(plain: dict[str, Any], assignment: str, beside: set[str], on_note: Callable[[str], None]) -> None:
@@ -168,6 +169,24 @@ def list_keys(section: type[BaseModel] = Experiment, prefix: str = "") -> dict[s
     return keys
 
 
+OTHER_WORDS = {
+    "lr": "local.learning_rate",
+    "batch": "local.batch_size",
+    "bs": "local.batch_size",
+    "clip": "privacy.clip_norm",
+    "max_grad_norm": "privacy.clip_norm",
+    "eps": "privacy.epsilon",
+    "sigma": "privacy.noise_multiplier",
+    "noise": "privacy.noise_multiplier",
+    "topology": "topology.kind",
+    "algorithm": "algorithm.name",
+    "model": "model.name",
+    "data": "data.source",
+    "dataset": "data.source",
+}
+"""What people write for a key."""
+
+
 def find_keys(name: str) -> list[str]:
     """Return the keys inside tables that end in this name.
 
@@ -175,6 +194,8 @@ def find_keys(name: str) -> list[str]:
     (['privacy.epsilon'], ['privacy.noise_multiplier'])
     """
     name = name.replace("-", "_")
+    if name in OTHER_WORDS:
+        return [OTHER_WORDS[name]]
     return [key for key in list_keys() if key.endswith(f".{name}")]
 
 

@@ -1,8 +1,15 @@
 """Data sets, partitions into clients, and the resulting federation."""
 
 from sightline.data.federation import Client, Federation, Kind, Shard
-from sightline.data.given import PYTHON, GivenData, read_given, settle_data
-from sightline.data.load import DatasetStatus, available_datasets, deal_given, hold_validation, load_federation
+from sightline.data.given import PYTHON, GivenData, read_given, settle_data, settle_experiment
+from sightline.data.load import (
+    DatasetStatus,
+    available_datasets,
+    deal_given,
+    hold_validation,
+    load_federation,
+    load_settled,
+)
 
 __all__ = [
     "PYTHON",
@@ -16,6 +23,8 @@ __all__ = [
     "deal_given",
     "hold_validation",
     "load_federation",
+    "load_settled",
     "read_given",
     "settle_data",
+    "settle_experiment",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.config import Data
+from sightline.config import Data, Experiment, parse
 from sightline.data.federation import Client, Federation, Scale, Shard, Table
 from sightline.data.formats import list_pictures, read_picture
 from sightline.data.own import (
@@ -140,8 +140,12 @@ def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PY
     foreign = "source" in said and settings.source not in (PYTHON, source)
     if given.pool is not None and partition in (None, "natural"):
         reason = "it is one data set, and the client of each example is unknown"
-        way_out = 'partition it, e.g. data.partition = "dirichlet" and data.clients = 20; or give a list with one'
-        invalid("data", source, reason, f'{way_out} (x, y) each, or a table with a column "client"')
+        way_out = 'partition it, e.g. data.partition = "dirichlet" and data.clients = 20; or '
+        if source != PYTHON and Path(source).is_dir():
+            way_out += "make folders client/class"
+        else:
+            way_out += 'give a list with one (x, y) each, or a table with a column "client"'
+        invalid("data", source, reason, way_out)
     if given.pool is None and partition not in (None, "natural", "by_user") and not foreign:
         reason = f"the data names {len(given)} clients, and a partition would mix them"
         invalid("data.partition", partition, reason, "remove it, or give all examples as one (x, y) or table")
@@ -155,6 +159,16 @@ def settle_data(settings: Data, given: GivenData, task: str, *, source: str = PY
         )
     result = {"source": source, "partition": partition if dealt else "natural"}
     return result | {"clients": settings.clients if dealt else len(given)} | _settle_classes(settings, given, task)
+
+
+def settle_experiment(experiment: Experiment, given: GivenData, *, source: str = PYTHON) -> Experiment:
+    """Return the experiment with the `[data]` settings of the given examples; all its keys count as set."""
+    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    plain["data"] |= settle_data(experiment.data, given, experiment.model.target, source=source)
+    if plain["data"]["partition"] == "natural":
+        for key in ("clusters", "reuse"):
+            plain["data"].pop(key, None)
+    return parse(plain)
 
 
 def _settle_classes(settings: Data, given: GivenData, task: str) -> dict[str, Any]:

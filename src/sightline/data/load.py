@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.config import Data
+from sightline.config import Data, Experiment
 from sightline.data import partition as ways
 from sightline.data.features import transform_table
 from sightline.data.federation import Federation, Index, Kind, Partition, Request, Shard, Shift, Source, Table
-from sightline.data.given import PYTHON, GivenData, read_given, settle_data
+from sightline.data.given import PYTHON, GivenData, read_given, settle_data, settle_experiment
 from sightline.data.own import load_own
 from sightline.data.partition import deal_clients, keep_fewer, lay_out, split_examples
 from sightline.data.sources import SOURCES, find_source
@@ -108,9 +108,6 @@ def load_federation(
     if settings.is_path:
         given = read_given(settings.source, None, settings.options)
         settled = settings.model_copy(update=settle_data(settings, given, task, source=settings.source))
-        if settled.clients != settings.clients:
-            reason = f"{settings.source} has {settled.clients} clients"
-            invalid("data.clients", settings.clients, reason, f"write clients = {settled.clients}")
         return deal_given(given, settled, streams, task)
     if ":" in settings.source:
         return load_own(settings, streams=streams, task=task)
@@ -121,6 +118,14 @@ def load_federation(
     table = as_task(source.read(Request(settings, streams, folder, options, task)), settings, task)
     table = transform_table(table, settings)
     return _build_federation(table, settings, options.get("users", ""), streams)
+
+
+def load_settled(experiment: Experiment, streams: Streams) -> tuple[Experiment, Federation]:
+    """Read the file or folder that `data.source` names; return the experiment with its clients and the federation."""
+    settings, task = experiment.data, experiment.model.target
+    given = read_given(settings.source, None, settings.options)
+    experiment = settle_experiment(experiment, given, source=settings.source)
+    return experiment, deal_given(given, experiment.data, streams, task)
 
 
 def deal_given(given: GivenData, settings: Data, streams: Streams, task: str = "classification") -> Federation:

@@ -166,6 +166,10 @@ def build_experiment(
         reason = f"{algorithm.name} runs on {', '.join(algorithm.facts.topologies)}"
         invalid("topology.kind", experiment.topology.kind, reason, "choose another topology or algorithm")
     streams = Streams.from_seed(experiment.seed)
+    if federation is None and experiment.data.is_path:
+        # The file, not a default, says how many clients there are.
+        experiment, federation = data.load_settled(experiment, streams)
+        return build_experiment(experiment, federation=federation, factory=factory, device=device)
     target = experiment.model.target
     federation = federation or data.load_federation(experiment.data, streams=streams, root=data_root, task=target)
     # Scale features before anything is computed from them: the convex bounds hold for bounded features only. Each

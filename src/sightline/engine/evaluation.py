@@ -461,16 +461,17 @@ def best_metric(built: BuiltExperiment, own: Iterable[str]) -> Metric | None:
     if built.algorithm.facts.kept or not isinstance(first, Public):
         reason = f"{built.algorithm.name} tests every client's model on that client's examples, which are private"
         refuse("keep_best", name, reason, "omit it")
-    if _of_clients_alone(built.federation):
-        reason = "the test set consists of examples that clients hold out, which are private"
-        refuse("data.public_test", True, reason, "pass a public test set (test=), or omit keep_best")
+    shared, tested = _count_shared(built.federation), len(built.federation.test)
+    if shared and shared == tested:
+        reason = f"{shared} of the {tested} examples of the test set are also examples of clients, which are private"
+        refuse("data.public_test", True, reason, "pass a test set (test=) without them, or omit keep_best")
     return metric_named(name)
 
 
-def _of_clients_alone(federation: Federation) -> bool:
-    """Return whether every example of the common test set is one of a client's."""
+def _count_shared(federation: Federation) -> int:
+    """Return how many examples of the common test set are also a client's."""
     held = {row for client in federation.clients for shard in (client.test, client.train) for row in _row_hashes(shard)}
-    return bool(held) and all(row in held for row in _row_hashes(federation.test))
+    return sum(row in held for row in _row_hashes(federation.test))
 
 
 def _row_hashes(shard: Shard) -> Iterable[int]:

@@ -61,10 +61,10 @@ class RunBusy(SightlineError):
     """Raised if another process is working in the run directory."""
 
 
-def new_directory(experiment: Experiment, out: Path | None) -> Path:
+def new_directory(experiment: Experiment, out: Path | None, name: str = "") -> Path:
     """Make the directory of a new run: `out`, or the first free `runs/NAME`, `runs/NAME-2`, ..."""
     if out is None:
-        return _first_free(Path("runs"), experiment.name)
+        return _first_free(Path("runs"), name or experiment.name)
     try:
         if out.exists() or out.is_symlink():
             check_free(out, experiment)
@@ -140,9 +140,9 @@ def read_settings(directory: Path, overrides: Iterable[str] = ()) -> Experiment:
     return read(directory / CONFIG, overrides)
 
 
-def directory_to_resume(experiment: Experiment, out: Path | None) -> Path:
+def directory_to_resume(experiment: Experiment, out: Path | None, name: str = "") -> Path:
     """Return the directory to resume: `out`, or the newest `runs/NAME*`. Raise if its settings differ."""
-    path = out or _newest_run(Path("runs"), experiment.name)
+    path = out or _newest_run(Path("runs"), name or experiment.name)
     if read_settings(path) != experiment:
         with closing(RunRecord.open_to_read(path)) as record:
             ended = record.facts.get("status") in ENDED

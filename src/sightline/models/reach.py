@@ -3,6 +3,8 @@
 Objects of every type are walked by value: attributes, slots, items, and what `copy.deepcopy` would copy of them.
 """
 
+import abc
+import contextvars
 import copyreg
 import functools
 import gc
@@ -16,6 +18,7 @@ import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -46,6 +49,7 @@ FIXED = (
 )  # fmt: skip
 """Types whose objects cannot change: they are compared by identity."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
+ABC_DATA = type(vars(abc.ABC)["_abc_impl"])  # what Python keeps of an abstract class for isinstance
 LOGGER = frozenset(vars(logging.getLogger("sightline.none"))) - {"level", "disabled", "propagate", "name"}
 """Attributes of a logger that logging itself fills."""
 MADE_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl"})
@@ -65,6 +69,10 @@ class Itself:
         return isinstance(other, Itself) and other.value is self.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+NOT_SET = Itself(None)
+"""The value of a context variable that is not set; it differs from one that is set to any value, also to None."""
 
 
 # An object that cannot be inspected may hold data of earlier examples, so it must count as changed, never as unchanged.
@@ -153,7 +161,7 @@ class Walk:
             yield path, Itself(value)
         elif id(value) in self.seen:
             yield path, self.seen[id(value)]
-        else:
+        elif not isinstance(value, ABC_DATA):
             self.mark_seen(value)
             yield from self.of_object(path, value)
 
@@ -173,6 +181,8 @@ class Walk:
             yield from self.of_builtin(path, value)
         elif isinstance(value, CONTAINERS):
             yield from self.of_container(path, value)
+        elif isinstance(value, contextvars.ContextVar):
+            yield from self.of_variable(path, value)
         elif isinstance(value, weakref.ref):
             yield from self.of_value(path, value())
         elif isinstance(value, types.MappingProxyType):
@@ -248,6 +258,13 @@ class Walk:
         else:
             more = (list(items) if items is not None else None for items in parts[3:5])
             yield from self.of_value(path, (parts[1], parts[2] if len(parts) > 2 else None, *more))
+
+    def of_variable(self, path: str, value: "contextvars.ContextVar[Any]") -> Iterator[Leaf]:
+        """Yield the value of a context variable here, and its default, which an empty context has."""
+        contents: dict[str, Any] = {path: value.get(NOT_SET)}
+        with suppress(LookupError):  # it has no default
+            contents[f"the default of {path}"] = contextvars.Context().run(value.get)
+        yield from chain.from_iterable(self.of_value(part, content) for part, content in contents.items())
 
     def of_cache(self, path: str, value: Any) -> Iterator[Leaf]:
         """Yield the contents of a functools cache."""

@@ -5,12 +5,23 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 from threading import active_count
+from typing import Any
 
 import numpy as np
+import torch
 
+from sightline.data import Federation, Shard
 from sightline.engine.build import BuiltExperiment
-from sightline.errors import invalid
+from sightline.engine.evaluation import evaluate_models
+from sightline.engine.execution import LiveExecution
+from sightline.engine.round import TrainingRound
+from sightline.errors import SightlineError, invalid
+from sightline.ledger import Ledger
+from sightline.mechanisms import Public
+from sightline.models.flat import probe_inputs
+from sightline.models.task import probe_targets
 from sightline.randomness import Streams
 from sightline.runtimes.local_trainer import HereTrainer, LocalClients, PoolTrainer
 from sightline.runtimes.simulator import Simulator
@@ -33,6 +44,10 @@ WORTH_SECONDS = 5.0
 """Training that takes less than this in one process stays there: starting processes takes time too."""
 WORTH = 0.9
 """A pool is used if it needs at most this share of the time of one process."""
+WRITING = 0.01
+"""Seconds that a round takes to write its ledger and checkpoint, roughly."""
+LONG = 3.0
+"""Seconds of a round, by the time of one step, above which `--plan` does not rehearse it."""
 EACH = 4
 """Clients per process in the timing comparison."""
 
@@ -120,18 +135,66 @@ def step_seconds(work: MeasuredWork, timing: "Timing") -> float:
 
 
 def estimate_seconds(built: BuiltExperiment) -> float | None:
-    """Return roughly how long training and evaluation take in one process here; None where steps are not measured.
+    """Return roughly how long training and evaluation take in one process here; None where they are not measured.
 
-    The step is measured on made-up examples; nothing is trained.
+    Rounds are rehearsed on made-up examples, as many as every client has, and their results are dropped. Where a round
+    takes long by the time of one step, the steps are counted instead.
     """
     work = measured_work(built.experiment, built.model, built.federation.sizes.tolist())
-    if work is None or built.splitter is not None or built.model.device.type != "cpu":
+    if work is None or built.model.device.type != "cpu":
         return None
-    step, federation = step_seconds(work, Timing()), built.federation
-    # A forward pass takes about a third of a step.
-    tested = len(federation.test) + sum(len(client.test) for client in federation.clients)
-    evaluations = built.experiment.rounds / built.experiment.evaluate_every
-    return step * (planned_steps(built) + evaluations * tested / (3 * work.width))
+    # Training uses one thread; with more, small products wait for each other.
+    torch.set_num_threads(1)
+    rounds, evaluations = built.experiment.rounds, built.experiment.rounds / built.experiment.evaluate_every
+    step, steps = Timing().one_step(work), planned_steps(built)
+    if step * steps > LONG * rounds:
+        # A forward pass takes about a third of a step.
+        tested = len(built.federation.test) + sum(len(client.test) for client in built.federation.clients)
+        return step * (steps + evaluations * tested / (3 * work.width))
+    try:
+        return rehearse_rounds(replace(built, federation=made_up_federation(built)))
+    except SightlineError:
+        return None
+
+
+def rehearse_rounds(built: BuiltExperiment) -> float:
+    """Return the seconds of all rounds and evaluations by those of the first rounds."""
+    public, secret = Streams.from_seed(built.experiment.seed), Streams.from_seed(0)
+    worker, ledger = Simulator(built, public, secret), Ledger(participants=built.participants)
+    execution, memories = LiveExecution(worker, secret), dict[str, Any]()
+    state: Any = built.algorithm.init(Public(built.start), built.clients, built.settings)
+    spent, begun = list[float](), time.perf_counter()
+    try:
+        for number in range(1, built.experiment.rounds + 1):
+            first = time.perf_counter()
+            r = TrainingRound(built, ledger, execution, number, memories)
+            state, memories = built.algorithm.round(state, r, built.settings), dict(r.memories)
+            spent.append(time.perf_counter() - first)
+            if (number > 3 and time.perf_counter() - begun > SECONDS) or built.algorithm.facts.finished(state):
+                break
+    finally:
+        worker.close()
+    first = time.perf_counter()
+    evaluate_models(built, built.algorithm.models(state, built.clients))
+    evaluation = time.perf_counter() - first
+    # The median: some algorithms do more in their first rounds, and a loaded machine delays some.
+    rounds, usual = built.experiment.rounds, median(spent[1:] or spent)
+    training = math.fsum(spent) + (rounds - len(spent)) * usual + rounds * WRITING
+    return training + rounds / built.experiment.evaluate_every * evaluation
+
+
+def made_up_federation(built: BuiltExperiment) -> Federation:
+    """Return clients with made-up examples, as many as the experiment's clients have."""
+    given = built.federation
+    most = max(len(given.test), *(max(len(client.train), len(client.test)) for client in given.clients))
+    x = probe_inputs(built.model, most).numpy()
+    y = probe_targets(built.model.task, built.model.classes, most).numpy()
+
+    def fill(shard: Shard) -> Shard:
+        return Shard(x[: len(shard)], y[: len(shard)])
+
+    clients = tuple(replace(client, train=fill(client.train), test=fill(client.test)) for client in given.clients)
+    return replace(given, clients=clients, test=fill(given.test))
 
 
 def _recall_number(key: str, name: str) -> float | None:

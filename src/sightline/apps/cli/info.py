@@ -81,6 +81,12 @@ STARTS: Mapping[str, Start] = {
 }  # fmt: skip
 
 
+def _complete_algorithms(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from sightline.algorithms import REGISTRY
+
+    return [name for name in sorted(REGISTRY) if name.startswith(incomplete)]
+
+
 @click.command(
     "new",
     epilog=examples_epilog(
@@ -91,7 +97,9 @@ STARTS: Mapping[str, Start] = {
 @click.option(
     "--topology", type=click.Choice(list(STARTS)), help="Who sends to whom (default: what the algorithm needs)."
 )
-@click.option("--algorithm", help="Name, such as fedprox (default: what the topology needs).")
+@click.option(
+    "--algorithm", shell_complete=_complete_algorithms, help="Name, such as fedprox (default: what the topology needs)."
+)
 @click.option("--unit", type=click.Choice(["client", "sample", "none"]), help="What is protected.")
 @click.option("--epsilon", type=click.FloatRange(min=0, min_open=True), help=f"Default: {DEFAULT_EPSILON:g}.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

@@ -45,6 +45,16 @@ def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [f"{key}={value}" for value in values if value.startswith(start)]
 
 
+def complete_over(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return keys and values for `--over`; after a comma, the values that are not yet named."""
+    before, comma, last = incomplete.rpartition(",")
+    if not comma:
+        return complete_keys(ctx, param, incomplete)
+    key, _, named = before.partition("=")
+    values = [one.partition("=")[2] for one in complete_keys(ctx, param, f"{key}={last}")]
+    return [f"{before},{value}" for value in values if value not in named.split(",")]
+
+
 def _parts_of(annotation: Any) -> list[Any]:
     """Return the parts of an annotation: its alternatives, and the words of a Literal."""
     return [annotation, *(part for inner in get_args(annotation) for part in _parts_of(inner))]
@@ -133,6 +143,16 @@ class Lazy(click.Group):
         """Write the list of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+class WholeSentences(click.Group):
+    """A command group whose list of commands has whole first sentences, wrapped and not cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write every command with the first sentence of its help."""
+        commands = [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(commands)
 
 
 @click.group(cls=Lazy, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -253,6 +273,8 @@ def _usage_line(error: click.UsageError, arguments: list[str]) -> str:
         from sightline.config.experiment_file import find_keys, list_keys
 
         name = error.option_name.lstrip("-").replace("-", "_")
+        if name == "dry_run" and error.ctx is not None and error.ctx.command.name == "run":
+            return one_line(error.option_name, True, "no such option", "write --plan")
         keys = find_keys(name) or [key for key in list_keys() if key == name]
         if keys:
             value = _value_after(error.option_name, arguments)

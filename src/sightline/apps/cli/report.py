@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.apps.cli.main import end_words, set_option
+from sightline.apps.cli.main import complete_over, end_words, set_option
 from sightline.errors import printable
 
 if TYPE_CHECKING:
@@ -95,10 +95,17 @@ class ComparisonOutput:
     choice: "FigureChoice"
 
 
+def _complete_panels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from sightline.apps.report.comparison_figure import PANELS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in PANELS if name.startswith(last) and name not in before.split(",")]
+
+
 OUTPUT_OPTIONS = (
     click.option("--figure", type=click.Path(path_type=Path), help="Also draw it to this .html, .png, .svg or .pdf."),
     click.option(
-        "--panels", metavar="NAME,NAME", default="",
+        "--panels", metavar="NAME,NAME", default="", shell_complete=_complete_panels,
         help="Panels of the figure: swept (metric by setting), rounds, epsilon, time, traffic, energy (default: all).",
     ),
     click.option("--metric", default="", metavar="NAME", help="What the figure shows (default: the main metric)."),
@@ -118,7 +125,6 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *given: Any, figure: Path | None, panels: str, metric: str, x: str, size: str | None, table: str | None,
         columns: str, as_json: bool, **more: Any,
     ) -> Any:  # fmt: skip
-        from sightline.apps.report.comparison import check_columns
         from sightline.apps.report.comparison_figure import FigureChoice, check_figure, read_panels, read_size
         from sightline.errors import invalid
 
@@ -128,7 +134,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if table and as_json:
             invalid("--table", table, "--json is given too", "keep one of the two")
         choice = FigureChoice(read_panels(panels), metric, x, None if size is None else read_size(size))
-        names = check_columns([name.strip() for name in columns.split(",") if name.strip()])
+        names = tuple(name.strip() for name in columns.split(",") if name.strip())
         return command(*given, output=ComparisonOutput(as_json, table, names, figure, choice), **more)
 
     for option in reversed(OUTPUT_OPTIONS):
@@ -153,12 +159,13 @@ A folder of runs means every run in it. Runs that differ only in their seed beco
 @output_options
 def compare_command(runs: tuple[Path, ...], output: ComparisonOutput) -> None:
     """Compare runs side by side: the settings that differ, metrics, clusters, epsilon, time, traffic and energy."""
-    from sightline.apps.report.comparison import compare_runs
+    from sightline.apps.report.comparison import check_columns, compare_runs
     from sightline.apps.report.comparison_figure import draw_comparison
     from sightline.apps.report.run_view import checked_records
 
     with checked_records(", ".join(map(str, runs))):
         comparison = compare_runs(runs)
+        check_columns(output.columns, comparison.columns)
         if output.figure is not None:
             draw_comparison(comparison, output.figure, choice=output.choice)
         print_comparison(comparison, output, output.figure)
@@ -250,7 +257,8 @@ Exit codes: 0 all done, 1 some failed, 2 bad input, 130 interrupted (by SIGTERM 
 
 @click.command("sweep", epilog=SWEEP_EXAMPLES)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--over", multiple=True, metavar="KEY=V,V", help="Values of one key; several --over are combined.")
+@click.option("--over", multiple=True, metavar="KEY=V,V", shell_complete=complete_over,
+              help="Values of one key; several --over are combined.")  # fmt: skip
 @click.option("--seeds", type=int, help="Number of seeds of every combination, from the file's own upwards.")
 @set_option("Change a key in every run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs (default: runs/NAME-sweep).")
@@ -261,11 +269,13 @@ def sweep_command(
     workers: int | None, output: ComparisonOutput,
 ) -> int:  # fmt: skip
     """Run CONFIG with every combination of the values given, and compare the results side by side."""
+    from sightline.apps.report.comparison import check_columns
     from sightline.apps.sweep import list_jobs, run_sweep
     from sightline.config import read
     from sightline.console import SweepBar
     from sightline.errors import invalid
 
+    check_columns(output.columns)
     keys = [choices.partition("=")[0].strip() for choices in over]
     if output.choice.x and output.choice.x not in keys:
         invalid(

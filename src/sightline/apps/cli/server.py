@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.apps.cli.main import examples_epilog
-from sightline.apps.cli.site import FOLDER, USERS, _confirm, import_federation, say_line
+from sightline.apps.cli.main import WholeSentences, examples_epilog
+from sightline.apps.cli.site import (
+    FOLDER,
+    USERS,
+    _confirm,
+    import_federation,
+    say_line,
+    service_options,
+    write_services,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,33 +29,38 @@ SERVER_EXAMPLES = """
 \b
 Examples:
   sightline server init server --address link.example.org:8000 --listen 10.0.0.5
-  sightline server invite server examples/sites.toml st-mary.toml st-john.toml charite.toml
+  sightline server invite server examples/sites.toml st-mary.request.toml st-john.request.toml
   sightline server start server
   sightline server run server
   sightline server status server
 """
 
 
-@click.group("server", epilog=SERVER_EXAMPLES)
+@click.group("server", cls=WholeSentences, epilog=SERVER_EXAMPLES)
 def server_command() -> None:
     """Operate a server for real sites: make it, invite sites, run an experiment."""
 
 
-@server_command.command("init", epilog=examples_epilog("server init server --address 127.0.0.1:8000"))
+@server_command.command("init", epilog=examples_epilog("server init server --address 127.0.0.1:8000 --systemd"))
 @click.argument("folder", type=FOLDER)
 @click.option("--address", required=True, metavar="HOST:PORT", help="Where the sites reach this server.")
 @click.option("--listen", help="IP address to listen at, in a private network (default: that of --address).")
 @click.option("--users", help=USERS)
-def init_command(folder: Path, address: str, listen: str | None, users: str | None) -> None:
+@service_options
+def init_command(
+    folder: Path, address: str, listen: str | None, users: str | None, systemd: bool, compose: bool
+) -> None:
     """Make a server in FOLDER: a certificate authority, its certificate, and folders for its processes."""
     federation = import_federation()
     server = federation.init_server(folder, address, listen, federation.find_users(users, federation.SERVER_USERS))
     click.echo(f"server for {server.address}, to listen at {server.listen}")
-    click.echo(f"next: sightline server invite {folder} EXPERIMENT.toml REQUEST.toml ...")
+    write_services(folder, "server", server.users, systemd=systemd, compose=compose)
+    click.echo(f"next: sightline server invite {folder} EXPERIMENT.toml NAME.request.toml ...")
 
 
 @server_command.command(
-    "invite", epilog=examples_epilog("server invite server examples/sites.toml st-mary.toml st-john.toml charite.toml")
+    "invite",
+    epilog=examples_epilog("server invite server examples/sites.toml st-mary.request.toml st-john.request.toml"),
 )
 @click.argument("folder", type=FOLDER)
 @click.argument("config", type=FOLDER)

@@ -2,13 +2,14 @@
 
 import json
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.apps.cli.main import examples_epilog, set_option
+from sightline.apps.cli.main import WholeSentences, examples_epilog, set_option
 
 if TYPE_CHECKING:
     from sightline.runtimes.site.approval import Approval
@@ -19,6 +20,7 @@ SITE_EXAMPLES = """
 \b
 Examples:
   sightline site init st-mary --data st-mary.npz --classes 10 --epsilon 8
+  sightline site init st-mary --data patients.csv --label state --classes healthy,ill,unsure --epsilon 8
   sightline site join st-mary invitation.toml --start
   sightline site status st-mary
   sightline site approve experiment.toml --site st-mary
@@ -27,7 +29,7 @@ Examples:
 FOLDER = click.Path(path_type=Path)
 
 
-@click.group("site", epilog=SITE_EXAMPLES)
+@click.group("site", cls=WholeSentences, epilog=SITE_EXAMPLES)
 def site_command() -> None:
     """Own a site: join a server, approve and revoke experiments, see what is left of the budget, answer questions."""
 
@@ -35,12 +37,32 @@ def site_command() -> None:
 USERS = "Users of its processes, comma-separated (default as root: one each, made if missing). Empty: the current user."
 
 
+def service_options(command: Any) -> Any:
+    """Add the options that write files for systemd and Docker Compose."""
+    unit = click.option("--systemd", is_flag=True, help="Also write a systemd unit into FOLDER.")
+    compose = click.option("--compose", is_flag=True, help="Also write a docker-compose.yml into FOLDER.")
+    return unit(compose(command))
+
+
+def write_services(folder: Path, kind: str, users: list[str], *, systemd: bool, compose: bool) -> None:
+    """Write the files asked for, and print how to use them."""
+    from sightline.runtimes.flower.services import write_compose, write_unit
+
+    if systemd:
+        unit = write_unit(folder, kind, users)
+        click.echo(f"systemd: cp {shlex.quote(str(unit))} /etc/systemd/system/ && systemctl enable --now {unit.name}")
+    if compose:
+        made = write_compose(folder, kind, users)
+        click.echo(f"compose: docker compose --file {shlex.quote(str(made))} up --detach")
+
+
 @site_command.command(
     "init", epilog=examples_epilog("site init st-mary --data st-mary.npz --classes 10 --epsilon 8 --delta 1e-4")
 )
 @click.argument("folder", type=FOLDER)
 @click.option("--data", type=FOLDER, required=True, help="The examples: .npz of train_x, train_y, or .csv, .parquet.")
-@click.option("--classes", type=int, required=True, help="The number of classes, the same at every site.")
+@click.option("--classes", required=True, metavar="NUMBER|NAME,NAME", help="How many classes, or the labels in a fixed "
+              "order if they are text; the same at every site.")  # fmt: skip
 @click.option("--epsilon", type=float, required=True, help="The budget for the life of these data.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="The delta of the budget.")
 @click.option("--unit", type=click.Choice(["sample", "client"]), default="sample", show_default=True,
@@ -51,21 +73,25 @@ USERS = "Users of its processes, comma-separated (default as root: one each, mad
 @click.option("--counter", help="File of the counter; best on another disk or host.")
 @click.option("--name", help="Name of this site for the operator (default: the folder's name).")
 @click.option("--users", help=USERS)
+@service_options
 def init_command(
-    folder: Path, data: Path, classes: int, epsilon: float, delta: float, unit: str, label: str | None,
+    folder: Path, data: Path, classes: str, epsilon: float, delta: float, unit: str, label: str | None,
     vocabulary: int, trust_server: bool, counter: str | None, name: str | None, users: str | None,
+    systemd: bool, compose: bool,
 ) -> None:  # fmt: skip
     """Make a site in FOLDER: a copy of its data, its policy, a key for its node, and a request for the operator."""
     federation = import_federation()
-    content, examples = _read_examples(data, classes=classes, vocabulary=vocabulary, label=label)
-    policy = {"classes": classes, "vocabulary": vocabulary, "unit": unit, "epsilon": epsilon, "delta": delta}
+    count, names = read_classes(classes)
+    content, examples = _read_examples(data, classes=list(names) or count, vocabulary=vocabulary, label=label)
+    policy = {"classes": count, "vocabulary": vocabulary, "unit": unit, "epsilon": epsilon, "delta": delta}
     policy |= {"trust_server": trust_server, "counter": counter or "../counter/number"}
     _check_policy(policy, examples)
     who = federation.find_users(users, federation.SITE_USERS)
-    request = federation.init_site(folder, name or folder.resolve().name, policy, content, examples, who)
+    request = federation.init_site(folder, name or folder.resolve().name, policy, content, examples, who, names)
     click.echo(f"site {request.name}: {examples} examples, epsilon {epsilon:g} at delta={delta:g} per {unit}")
-    click.echo(f"send this file to the operator: {folder / federation.REQUEST}")
+    click.echo(f"send this file to the operator: {federation.request_path(folder, request.name)}")
     click.echo(f"and tell them the fingerprint of its key by telephone: {federation.fingerprint_key(request.key)}")
+    write_services(folder, "site", who, systemd=systemd, compose=compose)
 
 
 def import_federation() -> Any:
@@ -79,7 +105,23 @@ def import_federation() -> Any:
     return federation
 
 
-def _read_examples(path: Path, *, classes: int, vocabulary: int, label: str | None) -> tuple[bytes, int]:
+def read_classes(text: str) -> tuple[int, tuple[str, ...]]:
+    """Return the number of classes, and their names if they have names.
+
+    >>> read_classes("3"), read_classes("healthy,ill")
+    ((3, ()), (2, ('healthy', 'ill')))
+    """
+    from sightline.errors import invalid
+
+    if text.strip().isascii() and text.strip().isdigit():
+        return int(text), ()
+    names = tuple(name.strip() for name in text.split(","))
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        invalid("--classes", text, "is neither a number nor a list of different names", "e.g. --classes healthy,ill")
+    return len(names), names
+
+
+def _read_examples(path: Path, *, classes: int | list[str], vocabulary: int, label: str | None) -> tuple[bytes, int]:
     """Return the examples of a file as a site keeps them, checked, and their number."""
     import io
 
@@ -100,7 +142,9 @@ def _read_examples(path: Path, *, classes: int, vocabulary: int, label: str | No
         given = {"train_x": x, "train_y": y}
     given.setdefault("test_x", given["train_x"][:0])
     given.setdefault("test_y", given["train_y"][:0])
-    checked = checked_client("site", tuple(given[name] for name in ARRAYS), Data(source=str(path), classes=classes))
+    checked = checked_client(
+        "site", tuple(given[name] for name in ARRAYS), Data.model_validate({"source": str(path), "classes": classes})
+    )
     content = io.BytesIO()
     train, test = checked.train, checked.test
     np.savez(content, train_x=train.x, train_y=train.y, test_x=test.x, test_y=test.y)
@@ -334,18 +378,32 @@ def status_command(folder: Path, as_json: bool) -> None:
         cost = f"{percent_up(row['share']):.1f} %  epsilon {format_upper(row['epsilon'], digits=4)} alone"
         calls = f"{row['answered']} of {row['calls']} calls answered, {row['left']} left"
         click.echo(f"{row['approval']}  {cost}  {calls}{_ending(row)}")
+        last = f", last answer {row['last_answer']}" if row["last_answer"] else ""
+        click.echo(f"  {row['experiment']} on {row['server'] or 'no server known'}: {row['progress']}{last}")
 
 
 def _approvals_of(site: "Site") -> list[dict[str, Any]]:
     """Return the facts of every approval: its cost, its progress, and whether it has ended."""
     ended, whole = site.budget.record().ended, site.budget.filter
     shares = {held.approval: whole.used_share([held.bound]) for held in site.budget.status().reservations}
-    approvals = []
+    approvals, server = [], _server_of(site)
     for approval in site.approvals.all():
         answered, left = site.progress(approval)
         more = {"share": shares.get(approval.id), "answered": answered, "left": left}
+        more |= {"server": server} | site.describe_run(approval)
         approvals.append(_facts_of(approval) | more | {"state": ended.get(approval.id, "open")})
     return approvals
+
+
+def _server_of(site: "Site") -> str | None:
+    """Return the server that the site has joined, if `site init` made it."""
+    import tomllib
+    from contextlib import suppress
+
+    with suppress(OSError, ValueError):
+        joined = tomllib.loads((site.folder.parent / "node.toml").read_text(encoding="utf-8")).get("server")
+        return str(joined) if joined else None
+    return None
 
 
 def _ending(facts: dict[str, Any]) -> str:
@@ -440,7 +498,7 @@ Examples:
 """
 
 
-@click.group("flower", epilog=FLOWER_EXAMPLES)
+@click.group("flower", cls=WholeSentences, epilog=FLOWER_EXAMPLES)
 def flower_command() -> None:
     """Run experiments on Flower, with sites that keep their own data and budget."""
 

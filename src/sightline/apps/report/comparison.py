@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import Any
 from sightline.apps.report.guarantee import sight_terms
 from sightline.apps.report.run_view import RunView, runs_of
 from sightline.apps.report.sections import setting_text
+from sightline.config.experiment import unread_keys
 from sightline.engine.record import replace_nonfinite
 from sightline.errors import did_you_mean, invalid, printable
 from sightline.events import Unit
@@ -87,6 +88,16 @@ MEASURES = (
     "delay_seconds",
 )
 """The measures of a group, under the names of `sightline run --json`."""
+
+
+def list_measures(runs: Iterable[RunView]) -> list[str]:
+    """Return the measures of runs: those of every run, and those of the user's own metrics before the loss."""
+    own = [m for run in runs for m in run.own_metrics]
+    found = [key for m in own for key in (m.test_key, m.client_key("mean"), m.client_key("worst"))]
+    place = MEASURES.index("test_loss")
+    return list(dict.fromkeys((*MEASURES[:place], *found, *MEASURES[place:])))
+
+
 ALWAYS = frozenset(
     ("test_accuracy", "client_accuracy_mean", "client_accuracy_worst", "test_loss", "epsilon", "seconds",
      "uplink_floats", "energy_joule", "delay_seconds")
@@ -131,7 +142,7 @@ class Group:
     @cached_property
     def measures(self) -> dict[str, Spread | None]:
         """Return every measure over the runs that have it."""
-        return {name: self.measure(name) for name in MEASURES}
+        return {name: self.measure(name) for name in list_measures(self.runs)}
 
     def measure(self, name: str) -> Spread | None:
         """Return one measure, or any number of a round's row, over the runs that have it."""
@@ -156,11 +167,23 @@ class Comparison:
         """Return the main metrics of the runs: one, unless their tasks differ."""
         return list({run.metric.name: run.metric for run in self.runs}.values())
 
+    @cached_property
+    def columns(self) -> dict[str, tuple[str, Callable[[Spread], str]]]:
+        """Return every measure that a table can show, with its title and how it is written."""
+        own = {metric.name: metric for run in self.runs for metric in run.own_metrics}.values()
+        return (
+            {name: COLUMNS[name] for name in COLUMNS if name in MEASURES[: MEASURES.index("test_loss")]}
+            | {metric.test_key: (f"Test {metric.title}", _metric_column(metric)) for metric in own}
+            | COLUMNS
+            | {m.client_key("worst"): (f"Worst client's {m.title}", _metric_column(m)) for m in own}
+        )
+
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per run: the settings that differ, then its measures."""
         runs = [(group, run) for group in self.groups for run in group.runs]
-        measured = [{name: measure_run(run, name) for name in MEASURES} for _, run in runs]
-        there = [name for name in MEASURES if any(row[name] is not None for row in measured)]
+        every = list_measures(self.runs)
+        measured = [{name: measure_run(run, name) for name in every} for _, run in runs]
+        there = [name for name in every if any(row[name] is not None for row in measured)]
         return make_frame(
             [
                 {"run": str(run.directory), "seed": run.fact("seed"), "status": run.fact("status")}
@@ -214,9 +237,17 @@ def each_by_itself(runs: Sequence[RunView], titles: Sequence[str]) -> Comparison
 
 
 def flat_settings(run: RunView) -> dict[str, Any]:
-    """Return the settings of a run under dotted names, or {} if its file is missing or broken."""
+    """Return the settings of a run under dotted names, or {} if its file is missing or broken.
+
+    Keys of `[data]` that its source does not read are left out.
+    """
     try:
-        settings = dict(_flatten_table(tomllib.loads(run.settings)))
+        tables = tomllib.loads(run.settings)
+        data = tables.get("data")
+        if isinstance(data, dict):
+            unread = unread_keys(data)
+            tables["data"] = {key: value for key, value in data.items() if key not in unread}
+        settings = dict(_flatten_table(tables))
     except (ValueError, RecursionError):
         # Not TOML, nested too deep, or too long a number.
         return {}
@@ -325,7 +356,7 @@ def _plain_group(group: Group) -> dict[str, Any]:
 def _plain_run(run: RunView) -> dict[str, Any]:
     about = {"run_dir": str(run.directory), "name": run.name, "status": run.fact("status")}
     about |= {"seed": run.fact("seed"), "rounds_done": run.rounds_done, "delta": run.delta, "unit": str(run.unit)}
-    measured = {name: measure_run(run, name) for name in MEASURES}
+    measured = {name: measure_run(run, name) for name in list_measures([run])}
     known = {name: value for name, value in measured.items() if value is not None or name in ALWAYS}
     return about | {"metric": run.metric.name} | known | {"settings": flat_settings(run)}
 
@@ -381,8 +412,8 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = ()) -> tup
     there = shown_measures(comparison, columns)
     named = any(group.title for group in comparison.groups)
     settings = ["Run"] if named else [*comparison.differs, "Runs"]
-    header = [*settings, *(COLUMNS[name][0] for name in there)]
-    rows = [_table_row(group, () if named else comparison.differs, there) for group in comparison.groups]
+    header, differs = [*settings, *(comparison.columns[name][0] for name in there)], () if named else comparison.differs
+    rows = [_table_row(group, differs, there, comparison.columns) for group in comparison.groups]
     if "epsilon" in there:
         place = len(settings) + there.index("epsilon")
         spreads = [group.measures["epsilon"] for group in comparison.groups]
@@ -427,30 +458,32 @@ def readable_header(comparison: Comparison, header: Sequence[str]) -> list[str]:
     return [titles.get(name, name) for name in header]
 
 
-def check_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of measures. Raises for an unknown one."""
+def check_columns(names: Sequence[str], known: Iterable[str] = tuple(COLUMNS)) -> None:
+    """Raise for a measure that no table can show; `known` are all if the runs have no metrics of the user's own."""
+    known = list(known)
     for name in names:
-        if name not in COLUMNS:
-            invalid("--columns", name, "no such measure", did_you_mean(name, list(COLUMNS)))
-    return tuple(names)
+        if name not in known:
+            invalid("--columns", name, "no such measure", did_you_mean(name, known))
 
 
 def shown_measures(comparison: Comparison, columns: Sequence[str] = ()) -> list[str]:
     """Return the measures of a table: those asked for, or all of the tasks of these runs that some group has."""
     if columns:
-        return list(check_columns(columns))
+        check_columns(columns, comparison.columns)
+        return list(columns)
     metrics = {metric.name: metric for run in comparison.runs for metric in run.metrics}
     wanted = {metric.test_key for metric in metrics.values()} | {m.client_key("worst") for m in comparison.metrics}
-    own = {metric.test_key for metric in METRICS.values()} | {metric.client_key("worst") for metric in MAIN_METRICS}
-    known = [name for name in COLUMNS if name in wanted or name not in own]
-    return [name for name in known if any(group.measures[name] for group in comparison.groups)]
+    judged = (*METRICS.values(), *metrics.values())
+    own = {metric.test_key for metric in judged} | {metric.client_key("worst") for metric in judged}
+    known = [name for name in comparison.columns if name in wanted or name not in own]
+    return [name for name in known if any(group.measures.get(name) for group in comparison.groups)]
 
 
-def _table_row(group: Group, differs: Sequence[str], there: list[str]) -> list[str]:
+def _table_row(group: Group, differs: Sequence[str], there: list[str], columns: Mapping[str, Any]) -> list[str]:
     settings = [say_setting(group.settings[name]) for name in differs]
     cells = [group.title] if group.title else [*settings, format_count(len(group.runs))]
-    measures = [group.measures[name] for name in there]
-    shown = [NONE if spread is None else COLUMNS[name][1](spread) for name, spread in zip(there, measures, strict=True)]
+    measures = [group.measures.get(name) for name in there]
+    shown = [NONE if spread is None else columns[name][1](spread) for name, spread in zip(there, measures, strict=True)]
     return [*cells, *shown]
 
 
@@ -508,7 +541,7 @@ def csv_table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
 def _csv_row(group: Group, there: Sequence[str]) -> dict[str, Any]:
     row = {name: _frame_cell(value) for name, value in group.settings.items()} | {"runs": len(group.runs)}
     for name in there:
-        spread = group.measures[name]
+        spread = group.measures.get(name)
         if name == "epsilon":
             row[name] = None if spread is None else spread.greatest
         else:

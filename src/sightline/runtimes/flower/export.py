@@ -47,7 +47,7 @@ REGISTER_HEAD = """# Whose key is whose: paste the line of every node's .pub fil
 def export_app(experiment: Experiment, directory: Path) -> Path:
     """Write the app, writable by its owner only; raise InvalidInput unless the folder is new or empty."""
     # Build it first: an experiment that cannot run is not exported.
-    engine.build_experiment(experiment)
+    experiment = engine.build_experiment(experiment).experiment
     _check_new(directory)
     package = directory / PACKAGE
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import base64
 import datetime
 import hashlib
 import ipaddress
+import json
 import os
 import pwd
 import re
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field, ValidationError
 
-from sightline.config import Experiment, parse, to_toml
+from sightline.config import Experiment, parse
 from sightline.config.section import Section
 from sightline.errors import invalid
 from sightline.randomness import write_secret
@@ -48,6 +49,9 @@ class SiteRequest(Section):
     key: str
     """The node's public key: the line of its .pub file, as `ssh-keygen -t ecdsa` writes it."""
     examples: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
+    classes: Annotated[int, Field(ge=2)] | None = None
+    class_names: list[Annotated[str, Field(max_length=80)]] | None = None
+    """The labels in their order, if they are text."""
 
 
 class Invitation(Section):
@@ -403,7 +407,7 @@ def write_invitation(
     if [site.client for site in sites] != list(range(clients)):
         reason = f"the experiment has {clients} clients, and these sites are {[site.client for site in sites]}"
         invalid("data.clients", clients, reason, f"give --set data.clients={len(sites)}, or the missing requests")
-    text = to_toml(experiment)
+    text = invited_toml(experiment, sites)
     invitation = Invitation(
         server=read_server(folder).address,
         expires=(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)).replace(microsecond=0),
@@ -419,15 +423,50 @@ def write_invitation(
     return content
 
 
+READ_AT_SITES = ("clients", "classes", "class_names", "public_test")
+"""The keys of `[data]` that a run on sites reads: the rest describes data that no site has."""
+
+
+def invited_toml(experiment: Experiment, sites: Sequence[RegisteredSite]) -> str:
+    """Return the experiment with the sites' classes, without keys of `[data]` that are not read at sites.
+
+    Raise InvalidInput if the sites have different classes, or others than the experiment says.
+    """
+    told = {site.client: (site.classes, site.class_names) for site in sites if site.classes is not None}
+    first = next(iter(told), 0)
+    for client, classes in told.items():
+        if classes != told[first]:
+            reason = f"client-{first} has {_class_words(*told[first])}, client-{client} has {_class_words(*classes)}"
+            invalid("REQUEST: classes", client, reason, "every site must give the same --classes")
+    plain: dict[str, Any] = experiment.model_dump(mode="json", exclude_none=True)
+    data = {key: value for key, value in plain["data"].items() if key in READ_AT_SITES}
+    if told:
+        count, names = told[first]
+        given, known = experiment.data.class_names, experiment.data.model_fields_set
+        if ("classes" in known and experiment.data.classes != count) or (given and names and list(given) != names):
+            said = list(given) if given else experiment.data.classes
+            way_out = f"--set data.classes={json.dumps(names or count)}, or leave it out"
+            invalid("data.classes", said, f"the sites have {_class_words(count, names)}", way_out)
+        data |= {"classes": count} | ({"class_names": names} if names else {})
+    return tomli_w.dumps(plain | {"data": data})
+
+
+def _class_words(count: int | None, names: list[str] | None) -> str:
+    return f"{count} classes" + (f" ({', '.join(names[:8])})" if names else "")
+
+
 # a site
 
 
 def init_site(
-    folder: Path, name: str, policy: Mapping[str, Any], data: bytes, examples: int, users: Sequence[str]
-) -> SiteRequest:
+    folder: Path, name: str, policy: Mapping[str, Any], data: bytes, examples: int, users: Sequence[str],
+    class_names: Sequence[str] = (),
+) -> SiteRequest:  # fmt: skip
     """Make the folder of a site: policy and data, a key for its node, and the request for the operator."""
     key, line = make_node_key(name)
-    request = SiteRequest(name=name, key=line, examples=examples)
+    request = SiteRequest(
+        name=name, key=line, examples=examples, classes=policy.get("classes"), class_names=list(class_names) or None
+    )
     if len(os.fsencode(folder.resolve() / "socket" / "site.socket")) > LONGEST_SOCKET:
         invalid("FOLDER", folder, "its path is too long for a Unix socket in it", "choose a shorter one")
     _new_folder(folder, users)
@@ -441,11 +480,15 @@ def init_site(
     secret = os.urandom(32)
     write_for(folder / "node" / SECRET, secret, node)
     write_for(make_folder(folder / "apps", apps) / SECRET, secret, apps)
-    write_public(
-        folder / REQUEST, dump(request, "# A site's request to the operator of a server. It holds no secret.\n")
-    )
+    head = "# A site's request to the operator of a server. It holds no secret.\n"
+    write_public(request_path(folder, name), dump(request, head))
     write_public(folder / "node.toml", dump(NodeFile(name=name, users=list(users))))
     return request
+
+
+def request_path(folder: Path, name: str) -> Path:
+    """Return the path of a site's request: `NAME.request.toml`, or `request.toml` where an older version wrote it."""
+    return folder / REQUEST if (folder / REQUEST).exists() else folder / f"{name}.{REQUEST}"
 
 
 def read_node(folder: Path) -> NodeFile:
@@ -476,11 +519,13 @@ def join_server(folder: Path, invitation: Invitation, content: bytes) -> int:
 
     Raise InvalidInput if the invitation is not for this site, or the site has another number for life.
     """
-    node, request = read_node(folder), read_section(folder / REQUEST, SiteRequest, REQUEST)
+    node = read_node(folder)
+    path = request_path(folder, node.name)
+    request = read_section(path, SiteRequest, path.name)
     number = invitation.sites.get(fingerprint_key(request.key))
     if number is None:
         reason = f"is for {len(invitation.sites)} other sites, not for the key {fingerprint_key(request.key)}"
-        invalid("INVITATION", node.name, reason, f"send {folder / REQUEST} to the operator")
+        invalid("INVITATION", node.name, reason, f"send {path} to the operator")
     if (folder / CA).exists() and (folder / CA).read_text(encoding="ascii") != invitation.certificate:
         reason = "is of another certificate authority than the one that this site has joined"
         way_out = f"ask the operator by telephone; if the server was made again, remove {folder / CA} first"

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -157,6 +158,17 @@ class Site:
             again = store.begun and f"answer {approval.id} {last[0]}.{last[1]}" not in record.counted
             more = len(approval.whole_list) - store.begun.total() + bool(again)
         return gone, 0 if approval.id in record.ended else more
+
+    def describe_run(self, approval: Approval) -> dict[str, Any]:
+        """Return an approval's experiment, how far its run is, and when the site last wrote an answer to it."""
+        store, (answered, left) = self._store(approval.id), self.progress(approval)
+        if approval.id in self.budget.record().ended:
+            progress = "ended"
+        else:
+            progress = "not begun" if store.run is None else "running" if left else "all answered"
+        last = store.written() if answered else None
+        shown = None if last is None else f"{last.astimezone():%Y-%m-%d %H:%M}"
+        return {"experiment": approving.read_approved(approval).name, "progress": progress, "last_answer": shown}
 
     def health(self) -> dict[str, str]:
         """Return whether the site would answer: its policy can be read, and its state is the newest."""

@@ -5,6 +5,7 @@ reservation (`lifetime.sqlite`), the approval, the run's store (`approvals/`), t
 of the answer (`lifetime.sqlite`). A crash between two of them leaves a state that passes: nothing has left yet.
 """
 
+import datetime
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -46,6 +47,10 @@ class RunStore:
         """Return the run that the approval is bound to, or None."""
         run = self.read().fields.get("run")
         return None if run is None else str(run)
+
+    def written(self) -> datetime.datetime | None:
+        """Return when the file was last replaced, or None before the first question."""
+        return datetime.datetime.fromtimestamp(self.path.stat().st_mtime, datetime.UTC) if self.path.exists() else None
 
     @property
     def last(self) -> tuple[int, ...]:
