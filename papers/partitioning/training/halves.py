@@ -34,7 +34,7 @@ def images(source: str, pool: int) -> tuple[Shard, Shard]:
 
 
 def smaller(shard: Shard, pool: int) -> Shard:
-    """So many times less high and wide."""
+    """Return the images pooled by averages: height and width divided by `pool`."""
     n, channels, height, width = shard.x.shape
     pooled = shard.x.reshape(n, channels, height // pool, pool, width // pool, pool).mean((3, 5))
     return Shard(pooled.astype(np.float32), shard.y)
