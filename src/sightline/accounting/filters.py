@@ -1,4 +1,4 @@
-r"""Privacy filters: budgets that hold when each experiment is chosen after the results of those before it.
+r"""Privacy filters: budgets that hold for adaptively chosen experiments.
 
 An accountant composes a list of events that is fixed beforehand. Over the life of a data set there is no such list: the
 next experiment depends on what the last one showed. A *filter* is a stopping rule that is valid for every such choice.

@@ -1,4 +1,4 @@
-"""`sightline check-model`: whether a module treats examples separately, where the proof ends, what privacy costs."""
+"""`sightline check-model`: whether a module treats examples separately, where the proof ends, what privacy slows."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Tags that say where the batch sits in a value, and rules of pointwise and reducing operations."""
+"""Types of the proof (tags, certificate, objection), the registry of rules, and pointwise and reducing operations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
