@@ -1,4 +1,4 @@
-"""Figures of a comparison: a metric against a swept setting, rounds, epsilon and costs, as charts in a page or as PNG, SVG or PDF."""
+"""Figures of a comparison, a metric against a swept setting, rounds, epsilon or costs: HTML charts, PNG, SVG, PDF."""
 
 import math
 from collections.abc import Callable, Sequence
