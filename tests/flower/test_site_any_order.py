@@ -190,6 +190,21 @@ def test_counts_put_back_are_noticed_by_the_ledger(site_of):
     assert len(releases_of(site)) == 2
 
 
+def test_a_run_store_and_a_ledger_put_back_under_a_running_site_are_noticed(site_of):
+    """Both together agree with each other; 41 trainings were answered where 5 were approved."""
+    site = site_of(PLAIN)
+    ask(site, PLAIN, "choose", use=0)
+    state = site.folder / "state"
+    files = [state / "approvals" / f"{approval_of(site).id}.secret", state / "budget.sqlite"]
+    older = [file.read_bytes() for file in files]
+    ask(site, PLAIN, "choose", use=1)
+    for file, content in zip(files, older, strict=True):
+        file.write_bytes(content)
+    for use in (2, 3):
+        assert "closed" in refusal(ask(site, PLAIN, "choose", use=use))
+        assert "closed" in refusal(ask(site, PLAIN, use=use + 2))
+
+
 def test_without_its_counts_a_site_stays_within_what_was_reserved(site_of, monkeypatch):
     site = site_of(PLAIN)
     monkeypatch.setattr(RunStore, "refuse_spent", lambda *args: None)
@@ -229,16 +244,20 @@ def test_a_crashed_call_of_one_kind_is_not_answered_as_another(site_of):
     [
         ({"call": "choose", "models": 3}, "candidates=3: approved is at most 2"),
         ({"call": "choose", "models": 0}, "candidates=0: approved is at most 2"),
-        ({"call": "choose", "terms": {"steps": 1}}, "steps=1: approved is None"),
-        ({"terms": {"steps": 1000}}, "steps=1000: approved is None"),
+        ({"call": "choose", "terms": {"steps": 1}}, "steps=1: approved is no such term"),
+        ({"terms": {"steps": 1000}}, "steps=1000: approved is no such term"),
         ({"terms": {"learning_rate": 0.3}}, "learning_rate=0.3: approved is at most 0.2"),
         ({"terms": {"learning_rate": True}}, "learning_rate=True: approved is at most 0.2"),
         ({"terms": {"learning_rate": -0.1}}, "approved is at most 0.2"),
-        ({"terms": {"whole_batch": 1}}, "whole_batch=1: approved is None"),
-        ({"terms": {"batch_size": 1}}, "batch_size=1: approved is None"),
-        ({"terms": {"repeat": 9}}, "repeat=9: approved is None"),
-        ({"terms": {"candidates": 1}}, "candidates=1: approved is None"),
-        ({"terms": {"a\nb": {"c": []}}}, "approved is None"),
+        ({"terms": {"whole_batch": 1}}, "whole_batch=1: approved is no such term"),
+        ({"terms": {"batch_size": 1}}, "batch_size=1: approved is no such term"),
+        ({"terms": {"repeat": 9}}, "repeat=9: approved is no such term"),
+        ({"terms": {"candidates": 1}}, "candidates=1: approved is no such term"),
+        ({"terms": {"a\nb": {"c": []}}}, "approved is no such term"),
+        ({"terms": {"repeat": None}}, "repeat=None: approved is no such term"),
+        ({"terms": {"foo": None}}, "foo=None: approved is no such term"),
+        ({"terms": {"learning_rate": None}}, "learning_rate=None: approved is at most 0.2"),
+        ({"call": "choose", "terms": {"candidates": 2}}, "candidates=2: approved is no such term"),
         ({"call": "dp_sgd"}, "no such call is approved"),
         ({"part": 1}, "no such call is approved"),
     ],

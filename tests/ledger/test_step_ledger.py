@@ -92,7 +92,7 @@ def test_nothing_is_charged_before_the_event_is_known_or_after_the_end():
             steps.charge()
         steps.begin(Gaussian(8.0))
         steps.charge()
-    with pytest.raises(InvalidInput, match="no step is open"):
+    with pytest.raises(InvalidInput, match="no step was begun"):
         steps.charge()
 
 

@@ -52,7 +52,7 @@ from sightline.engine.more_rounds import ADDED, reopen_run
 from sightline.engine.plan import follow_plan
 from sightline.engine.record import RunRecord
 from sightline.engine.release_gate import FollowedPlan, SeenBefore, StoppedByGate, refuse_early_stop
-from sightline.engine.round import TrainingRound
+from sightline.engine.round import TrainingRound, check_models
 from sightline.engine.run_directory import (
     BEST,
     ENDED,
@@ -380,7 +380,7 @@ class TrainingLoop:
         if self.plan is not None:
             algorithm.facts.finished(after)
             algorithm.facts.clusters(after)
-            algorithm.models(after, self.built.clients)
+            check_models(self.built, after)
         return after
 
     def _follow_plan(self) -> FollowedPlan:

@@ -12,14 +12,12 @@ from typing_extensions import override
 
 from sightline.engine.build import BuiltExperiment
 from sightline.engine.execution import Compute, DryExecution
-from sightline.engine.round import walk_rounds
+from sightline.engine.round import HELD, walk_rounds
 from sightline.errors import Refused
 from sightline.ledger import Ledger, Release
 from sightline.mechanisms import ABSENT, ReleaseContext, ReleaseValues, Updates
 from sightline.plugins import BrokenLaw
-from sightline.topology import PUBLIC, Channel, client_name
-
-LAW = "every party holds the values that it uses"
+from sightline.topology import PUBLIC, Channel, client_name, has_one_server
 
 
 class PartyPlan(DryExecution):
@@ -54,9 +52,11 @@ def check_projection(built: BuiltExperiment) -> None:
         execution = PartyPlan(party, built.federation.sizes.tolist())
         try:
             walk_rounds(built, Ledger(participants=built.participants), execution, rounds)
+        except BrokenLaw:
+            raise
         # Torch and float() raise these for an absent value.
         except (Refused, TypeError) as error:
-            raise BrokenLaw(LAW, f"{party}: {error}") from None
+            raise BrokenLaw(HELD, f"{party}: {error}") from None
 
 
 def list_kinds_of_parties(built: BuiltExperiment, rounds: int) -> list[str]:
@@ -67,7 +67,7 @@ def list_kinds_of_parties(built: BuiltExperiment, rounds: int) -> list[str]:
     topology = built.topology
     every = [channel for time in range(1, rounds + 1) for channel in topology.channels_at(time)]
     servers = {channel.name: channel for channel in (*every, *topology.gathering_channels, topology.top)}
-    if list(servers) == [topology.top.name]:
+    if has_one_server(topology):
         return [topology.top.name]
     relays = [name for level in topology.uplinks for name in level if name not in servers]
     kinds: dict[object, str] = {("relay",): relays[0]} if relays else {}

@@ -42,13 +42,15 @@ from sightline.mechanisms import (
 )
 from sightline.mechanisms.contract import NoiseRow
 from sightline.mechanisms.sealed import SealedCohort, SealedUpdates, open_sealed, refuse_look
-from sightline.plugins import MECHANISM
+from sightline.plugins import MECHANISM, BrokenLaw
 from sightline.randomness import EVERYONE, Purpose
 from sightline.resources import CostMeter
-from sightline.topology import PUBLIC, Channel, client_name
+from sightline.topology import PUBLIC, Channel, client_name, has_one_server
 from sightline.training import LocalTask
 
 Draws = tuple[DrawnCohort, ...]
+HELD = "every party holds the values that it uses"
+"""The law that a party computes only with values that were released or shown to it."""
 
 
 def open_updates(updates: Updates) -> tuple[Updates, Draws | None]:
@@ -77,6 +79,7 @@ class TrainingRound:
         self.clients = built.clients
         self.counts = {"rejected": 0.0, "uplink_floats": 0.0, "downlink_floats": 0.0}
         self._built = built
+        self._one_server = has_one_server(built.topology)
         self._ledger = ledger
         self._execution, self._worker = execution, execution.worker
         # Named by the length of the ledger, so that no two attempts of a round share a stream.
@@ -161,6 +164,7 @@ class TrainingRound:
         eligible = frozenset[int]().union(*(one.sources for one in given))
         behind = {} if isinstance(start, Public) else {n: one.sources for n, one in start.items()}
         starts = {member: starts[member] for member in cohort.members}
+        self._check_starts(starts)
         at = CallId(self.time, self._uses)
         self._uses += 1
         task = LocalTask(**self.control.task_fields() | asked)
@@ -234,6 +238,22 @@ class TrainingRound:
         made, outcome = self._claim_and_compute(updates, channel or top, each=False)
         return self._hold(made[-1], (channel or top).name, outcome.values[EVERYONE])
 
+    def _check_starts(self, starts: Mapping[int, Public]) -> None:
+        """Raise `BrokenLaw` for a member that starts from a value which it does not hold.
+
+        Around one server the server runs the program and sends every start itself.
+        """
+        if self._one_server:
+            return
+        for member, start in starts.items():
+            if not start.is_held_by(frozenset({client_name(member)})):
+                raise BrokenLaw(HELD, f"{client_name(member)} does not hold the model that it trains; use r.show")
+
+    def _check_holder(self, value: Public, holder: str) -> None:
+        """Raise `BrokenLaw` if a party shows a value that it does not hold."""
+        if value.value is not COUNTED and not self._one_server and not value.is_held_by(frozenset({holder})):
+            raise BrokenLaw(HELD, f"{holder} shows a value that it does not hold; use r.show towards it first")
+
     def _hold(self, release: Release, holder: str, value: torch.Tensor) -> Public:
         """Return a released value, held by the one who released it and by its audience."""
         held = release.audience | {holder}
@@ -243,6 +263,7 @@ class TrainingRound:
     def publish(self, value: Public) -> Public:
         """Publish a value computed from what was sent up, by the top server to everyone."""
         top = self._built.topology.top
+        self._check_holder(value, top.name)
         (made,) = self._record_shown([(value, top, top.audience, "mean of what was sent up")])
         if self._meter is not None:
             self._meter.charge_lifting()
@@ -276,6 +297,8 @@ class TrainingRound:
 
     def show(self, shown: Sequence[tuple[Public, Channel, Parties, str]]) -> list[Public]:
         """Record that values are shown to more parties, and return them, held by these parties too."""
+        for value, channel, _, _ in shown:
+            self._check_holder(value, channel.name)
         result = []
         for (value, channel, audience, _), made in zip(shown, self._record_shown(shown), strict=True):
             if value.value is COUNTED:
@@ -463,3 +486,14 @@ def walk_rounds(
         state = trim_sources(built.algorithm.round(state, r, built.settings), ledger)
         memories = r.memories
         on_round(r.counts)
+    check_models(built, state)
+
+
+def check_models(built: BuiltExperiment, state: Mapping[str, Public]) -> None:
+    """Raise `BrokenLaw` if a client's personal model is not held by that client."""
+    models = built.algorithm.models(state, built.clients)
+    if isinstance(models, Public) or has_one_server(built.topology):
+        return
+    for client, model in models.items():
+        if not model.is_held_by(frozenset({client_name(client)})):
+            raise BrokenLaw(HELD, f"{client_name(client)} does not hold its own model; use r.show")

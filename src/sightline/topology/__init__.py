@@ -16,6 +16,7 @@ from sightline.topology.channel import (
     Topology,
     TopologyPlugin,
     client_name,
+    has_one_server,
     participants_of,
 )
 from sightline.topology.clusters import Clusters, build_clusters, cluster_channel, cluster_count, read_candidates
@@ -119,6 +120,7 @@ __all__ = [
     "constant_memberships",
     "find_topology",
     "group_name",
+    "has_one_server",
     "memberships_from",
     "participants_of",
     "read_candidates",

@@ -156,6 +156,11 @@ class Steady:
         return self.channels
 
 
+def has_one_server(topology: Topology) -> bool:
+    """Return whether one server runs the whole program; elsewhere every party runs its own part."""
+    return all(channel.name == topology.top.name for channel in (*topology.channels, *topology.gathering_channels))
+
+
 def participants_of(topology: Topology, clients: int) -> frozenset[str]:
     """Return every name: clients, parties that gather, send on or are trusted, and all observers."""
     channels = (*topology.channels, *topology.gathering_channels, topology.top)

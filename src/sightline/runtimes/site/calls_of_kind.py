@@ -33,18 +33,20 @@ class CallsOfKind:
 
     def read_call(self, round: int, use: int, terms: Mapping[str, Any], candidates: int) -> PlannedCall:
         """Return the call that a message asks for; raise InvalidInput if it is not of this kind."""
-        sent, planned = dict(terms), dict(self.call.terms)
-        if self.call.kind == CHOOSE:
-            sent, planned = sent | {"candidates": candidates}, planned | {"candidates": self.call.candidates}
-        for name in sorted({*planned, *sent}):
-            value, limit = sent.get(name), self.most.get(name)
-            lower = limit is not None and isinstance(value, int | float) and 0 < value <= limit and value is not True
-            equal = (type(value), value) == (type(planned.get(name)), planned.get(name))
-            if not lower and not (equal and (limit is None or value is None)):
-                approved = planned.get(name) if limit is None else f"at most {limit:g}"
+        if self.call.kind == CHOOSE and not 0 < candidates <= self.most["candidates"]:
+            invalid("candidates", candidates, f"approved is at most {self.most['candidates']:g}")
+        planned = self.call.terms
+        for name in sorted({*planned, *terms}):
+            # No default stands for a term that is missing, and none is null: both would leave the approved list.
+            value, limit = terms.get(name), self.most.get(name) if name != "candidates" else None
+            if limit is None:
+                fits = name in planned and (type(value), value) == (type(planned[name]), planned[name])
+            else:
+                fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= limit
+            if not fits:
+                approved = planned.get(name, "no such term") if limit is None else f"at most {limit:g}"
                 invalid(name, value, f"approved is {approved}")
-        terms = {name: value for name, value in sent.items() if name != "candidates"}
-        return replace(self.call, round=round, use=use, terms=terms, candidates=candidates)
+        return replace(self.call, round=round, use=use, terms=dict(terms), candidates=candidates)
 
     def describe(self) -> str:
         """Return the number of calls and their limits in words."""

@@ -375,6 +375,8 @@ class Site:
             store.check_ledger(recorded)
             context = side.release_context(task, next_id=len(ledger))
             claims = approving.own_claims(task, updates, context, side.mechanism(approval.noise, context))
+            if kind is not None:
+                self._check_counted(approval, {row.joint for row in rows})
             made = Counter(one.event for one in (*(row for row in rows if row.joint != name), *claims))
             # Beside the counts of kinds: what leaves in any order stays within what was reserved, event by event.
             if kind is not None and made - Counter(approval.composition):
@@ -385,6 +387,14 @@ class Site:
             if not ledger.knows_joint(name):
                 ledger.append([replace(release, joint=name) for release in claims])
         return any(release.event == Clear() for release in claims)
+
+    def _check_counted(self, approval: Approval, joints: set[str]) -> None:
+        """Raise if the ledger lacks an answer that was counted: it and the run's file are an old copy of both."""
+        # In a fixed order the counted position itself refuses a second answer; in any order the positions are free.
+        known = {f"answer {joint.replace(', ', ' ', 1)}" for joint in joints}
+        counted = {what for what in self.budget.record().counted if what.startswith(f"answer {approval.id} ")}
+        if counted - known:
+            stored_state.refuse_missing_answers(APPROVALS)
 
     def _compute_output(
         self, side: ClientSide, task: NodeTask, approval: Approval, kept: Tensor | None, noised: bool
