@@ -108,7 +108,7 @@ def test_interrupted_it_goes_on_and_ends_as_if_nothing_had_happened(
     out, err = busy.communicate()
     assert busy.returncode == 130, err
     assert json.loads(out)["interrupted"] is True
-    assert "the same command goes on" in err
+    assert "repeat the command to continue" in err
     assert RunView.read(place).rounds_done < 4
 
     (tmp_path / "hold").unlink()
