@@ -155,10 +155,10 @@ while True:
         f"{DRAWS}::test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for",
     ),
     "segment-claimed-as-one-step": bug(
-        "a segment of many steps is claimed at the rate of one",
-        "segment_rate",
-        "rate if steps == 1 else 1 - (1 - rate) ** steps",
-        "rate",
+        "a segment of many steps is claimed as one step",
+        "SegmentSums._segment_event",
+        "Segment(most, max(plan.rate for plan in plans), min(1.0, first), Gaussian(self._noise_of(members)))",
+        "Segment(1, max(plan.rate for plan in plans), min(1.0, first), Gaussian(self._noise_of(members)))",
         f"{DRAWS}::test_the_claimed_rate_is_the_largest_of_those_it_is_claimed_for",
     ),
     "chosen-rate-claimed": bug(
